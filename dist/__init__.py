@@ -1,0 +1,114 @@
+"""phalanx.dist: from one device to many ranks, in your own training loop.
+
+Names load on first use, so importing this package imports neither torch nor NVML.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phalanx.dist.checkpoints import CheckpointManager as CheckpointManager
+    from phalanx.dist.checkpoints import Restored as Restored
+    from phalanx.dist.devices import Gpu as Gpu
+    from phalanx.dist.devices import VisibleDevices as VisibleDevices
+    from phalanx.dist.devices import select_devices as select_devices
+    from phalanx.dist.devices import visible_devices as visible_devices
+    from phalanx.dist.engines.engine import Engine as Engine
+    from phalanx.dist.engines.engine import StepInfo as StepInfo
+    from phalanx.dist.loaders import ShardLoader as ShardLoader
+    from phalanx.dist.metrics import Accuracy as Accuracy
+    from phalanx.dist.metrics import Mean as Mean
+    from phalanx.dist.parallel import parallelize as parallelize
+    from phalanx.dist.plan import Plan as Plan
+    from phalanx.dist.plan import Progress as Progress
+    from phalanx.dist.samplers import ShardSampler as ShardSampler
+    from phalanx.dist.seeds import class_weights as class_weights
+    from phalanx.dist.seeds import seed_everything as seed_everything
+    from phalanx.dist.state_dict import Match as Match
+    from phalanx.dist.state_dict import canonical_keys as canonical_keys
+    from phalanx.dist.state_dict import load_state_dict as load_state_dict
+    from phalanx.dist.state_dict import match_state_dict as match_state_dict
+    from phalanx.dist.state_dict import unwrap as unwrap
+    from phalanx.dist.world import World as World
+    from phalanx.dist.world import all_reduce_sum as all_reduce_sum
+    from phalanx.dist.world import barrier as barrier
+    from phalanx.dist.world import gather_objects as gather_objects
+    from phalanx.dist.world import init_world as init_world
+    from phalanx.dist.world import rank_zero_first as rank_zero_first
+
+_HOME = {
+    "Accuracy": "metrics",
+    "CheckpointManager": "checkpoints",
+    "Engine": "engines.engine",
+    "Gpu": "devices",
+    "Match": "state_dict",
+    "Mean": "metrics",
+    "Plan": "plan",
+    "Progress": "plan",
+    "Restored": "checkpoints",
+    "ShardLoader": "loaders",
+    "ShardSampler": "samplers",
+    "StepInfo": "engines.engine",
+    "VisibleDevices": "devices",
+    "World": "world",
+    "all_reduce_sum": "world",
+    "barrier": "world",
+    "canonical_keys": "state_dict",
+    "class_weights": "seeds",
+    "gather_objects": "world",
+    "init_world": "world",
+    "load_state_dict": "state_dict",
+    "match_state_dict": "state_dict",
+    "parallelize": "parallel",
+    "rank_zero_first": "world",
+    "seed_everything": "seeds",
+    "select_devices": "devices",
+    "unwrap": "state_dict",
+    "visible_devices": "devices",
+}
+
+__all__ = [
+    "Accuracy",
+    "CheckpointManager",
+    "Engine",
+    "Gpu",
+    "Match",
+    "Mean",
+    "Plan",
+    "Progress",
+    "Restored",
+    "ShardLoader",
+    "ShardSampler",
+    "StepInfo",
+    "VisibleDevices",
+    "World",
+    "all_reduce_sum",
+    "barrier",
+    "canonical_keys",
+    "class_weights",
+    "gather_objects",
+    "init_world",
+    "load_state_dict",
+    "match_state_dict",
+    "parallelize",
+    "rank_zero_first",
+    "seed_everything",
+    "select_devices",
+    "unwrap",
+    "visible_devices",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
