@@ -1,0 +1,3 @@
+"""phalanx.launch: the `phalanx` command, and how it starts ranks."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""phalanx.recipes: training jobs that people copy from."""
+
+__all__: list[str] = []
