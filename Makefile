@@ -22,7 +22,7 @@ $(BIN)/python:
 
 # A stamp is written last, so that an interrupted installation is taken up again.
 .venv/recipes.stamp: setup.cfg pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[recipes]'
+	$(BIN)/python -m pip install --quiet -e '.[recipes,torchvision]'
 	@touch $@
 
 .venv/dev.stamp: setup.cfg pyproject.toml | $(BIN)/python

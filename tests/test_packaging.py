@@ -109,5 +109,11 @@ def test_an_existing_torch_is_not_replaced(wheel: Path, tmp_path: Path) -> None:
     _run(*install, "torch==2.8.0")
     _run(*install, wheel)
     assert version("torch") == "2.8.0"
-    _run(*install, f"phalanx[recipes] @ {wheel.as_uri()}")
+    # `all` brings every engine; its two have no wheel on this shelf but need no particular torch either.
+    for name in ("accelerate", "deepspeed"):
+        _fake_wheel(shelf, name, "999.0", "torch>=2.0")
+    _run(*install, f"phalanx[all] @ {wheel.as_uri()}")
+    assert version("torch") == "2.8.0"
+    # With the torch named, torchvision follows it; this is the line that the manual gives.
+    _run(*install, f"phalanx[recipes,torchvision] @ {wheel.as_uri()}", "torch==2.8.0")
     assert (version("torch"), version("torchvision")) == ("2.8.0", "0.23.0")
