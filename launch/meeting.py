@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 
 from phalanx.launch import values as checked
@@ -97,17 +97,13 @@ def _with_place(common: Meeting, backend: str | None, endpoint: str, values: Val
         address, port = address or "127.0.0.1", port or _DEFAULT_PORT
         if not several:
             _check_free(port, "--rdzv-endpoint" if endpoint else str(values["master_port"]))
-    return Meeting(
-        nnodes_min=common.nnodes_min,
-        nnodes_max=common.nnodes_max,
+    return replace(
+        common,
         node_rank=node_rank,
         backend=backend,
         endpoint=endpoint,
-        job_id=common.job_id,
-        conf=common.conf,
         master_addr=address,
         master_port=port,
-        local_addr=common.local_addr,
         standalone=False,
         notes=notes,
     )

@@ -24,7 +24,13 @@ def nearest(word: str, names: Iterable[str], *, count: int = 3) -> list[str]:
     >>> nearest("mnits", ["cifar", "mnist", "rnn"])
     ['mnist']
     """
-    by_lower = {name.lower(): name for name in sorted(names, reverse=True)}
-    matches = difflib.get_close_matches(word.lower(), list(by_lower), n=count, cutoff=0.6)
-    begun = [name for name in sorted(by_lower) if len(word) > 1 and name.startswith(word.lower())]
-    return [by_lower[name] for name in dict.fromkeys([*matches, *begun])][:count]
+    lower = word.lower()
+    scores = {name: difflib.SequenceMatcher(None, lower, name.lower()).ratio() for name in names}
+    scores |= {
+        name: max(score, 0.9)
+        for name, score in scores.items()
+        if len(word) > 1 and name.lower().startswith(lower)
+    }
+    best = max(scores.values(), default=0.0)
+    close = [name for name, score in scores.items() if score >= max(0.6, best - 0.15)]
+    return sorted(close, key=lambda name: (-scores[name], name))[:count]
