@@ -1,0 +1,111 @@
+"""What a ShardLoader may be given, and what it answers to the rest."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sized
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from phalanx.dist.plan import require_int
+
+_OPTIONS = frozenset(
+    {
+        "collate_fn",
+        "in_order",
+        "multiprocessing_context",
+        "num_workers",
+        "persistent_workers",
+        "pin_memory",
+        "pin_memory_device",
+        "prefetch_factor",
+        "timeout",
+        "worker_init_fn",
+    }
+)
+
+_REFUSED = {
+    "batch_size": (
+        "it does not say whether that is over all ranks or on each: the learning rate would fit one of the two.\n"
+        "Fix: global_batch_size={value!r} (samples of a step over all ranks) or micro_batch_size={value!r} "
+        "(samples of a forward pass on each rank)"
+    ),
+    "batch_sampler": (
+        "its batches would come whole to every rank.\n"
+        "Fix: global_batch_size= with shuffle=True or sampler=, from which each step's share is cut"
+    ),
+    "drop_last": 'Fix: tail="drop" leaves out the short last step, tail="uneven" (default) shares it',
+    "generator": (
+        "the order and every random key depend on seed= alone, so that ranks agree and a run can be resumed.\n"
+        "Fix: seed=generator.initial_seed()"
+    ),
+}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if name in _REFUSED:
+            raise ValueError(f"ShardLoader({name}={value!r}): {_REFUSED[name].format(value=value)}")
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, [*_OPTIONS, "global_batch_size", "micro_batch_size"], n=1)
+            raise TypeError(f"ShardLoader has no option {name!r}" + (f": {near[0]!r}?" if near else "."))
+    if not options.get("in_order", True):
+        raise ValueError(
+            "ShardLoader(in_order=False): which samples a step sees would depend on which worker is faster.\n"
+            "Fix: leave it out"
+        )
+
+
+def check_dataset(dataset: Any) -> None:
+    if isinstance(dataset, IterableDataset):
+        raise ValueError(
+            f"{type(dataset).__name__} is an IterableDataset: it has no positions to share, every rank would "
+            "train on all of it.\n"
+            "Fix: a dataset with __len__ and __getitem__; or let __iter__ skip to itertools.islice(samples, "
+            "world.rank, None, world.world_size) and give it to torch's DataLoader"
+        )
+    if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
+        raise ValueError(
+            f"{type(dataset).__name__} has no __len__ or no __getitem__: ranks cannot agree on their shares.\n"
+            "Fix: a map-style dataset"
+        )
+
+
+def check_sampler(sampler: Any, shuffle: bool) -> None:
+    if shuffle:
+        raise ValueError(
+            "ShardLoader got sampler= and shuffle=True: both say the order.\nFix: leave out one of the two"
+        )
+    name = type(sampler).__name__
+    inner, depth = sampler, 0
+    while inner is not None and depth < 8:
+        if hasattr(inner, "num_replicas") or getattr(inner, "is_sharded", False):
+            raise ValueError(
+                f"sampler={name} gives one rank's share already, and ShardLoader would share that again: with W "
+                "ranks each would see 1/W of 1/W of the data.\n"
+                "Fix: leave sampler= out and pass shuffle=True, or keep the sampler with torch's DataLoader"
+            )
+        inner, depth = getattr(inner, "sampler", None), depth + 1
+    if not isinstance(sampler, Sized):
+        raise ValueError(
+            f"sampler={name} has no __len__: how many steps an epoch has would be unknown.\n"
+            "Fix: a sampler with __len__"
+        )
+
+
+def resolve_batch_sizes(
+    global_batch_size: int | None, micro_batch_size: int | None, world_size: int
+) -> tuple[int, int | None]:
+    for name, value in (("global_batch_size", global_batch_size), ("micro_batch_size", micro_batch_size)):
+        if value is not None:
+            require_int(name, value, at_least=1)
+    if global_batch_size is not None:
+        return global_batch_size, micro_batch_size
+    if micro_batch_size is not None:
+        return micro_batch_size * world_size, micro_batch_size
+    raise ValueError(
+        "ShardLoader got no batch size.\n"
+        "Fix: global_batch_size= (samples of a step over all ranks) or micro_batch_size= (samples of a forward "
+        "pass on each rank)"
+    )

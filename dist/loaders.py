@@ -1,0 +1,374 @@
+"""A DataLoader for one rank's share of every step."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
+
+from phalanx.dist.batches import Batch, BatchQueue, KeyedDataset, Share, WorkerInit
+from phalanx.dist.keys import derive_key, generator_states, reseed, restore_generator_states
+from phalanx.dist.loader_options import check_dataset, check_options, check_sampler, resolve_batch_sizes
+from phalanx.dist.permutation import Indices
+from phalanx.dist.plan import Plan, Progress, Tail, require_int
+from phalanx.dist.transfer import move_ahead
+
+if TYPE_CHECKING:
+    from phalanx.dist.world import World
+
+_logger = logging.getLogger(__name__)
+
+
+class ShardLoader:
+    """This rank's share of every step, as batches on its device: a DataLoader that knows about ranks.
+
+    Which samples a step sees depends on seed, epoch and step alone, never on the number of ranks, of
+    workers, or of restarts. With ``shuffle=True`` every epoch has an order of its own; without, it is
+    an exact evaluation: every item once, none repeated. ::
+
+        loader = ShardLoader(dataset, global_batch_size=50, shuffle=True, num_workers=2)
+        for epoch in range(epochs):
+            for x, y in loader:            # 25 samples each on 2 ranks; 13, 13, 12, 12 on 4
+                ...
+
+    *Passes.* Each ``for`` is one epoch, the next one is the next epoch; no ``set_epoch`` is needed.
+    Leaving a pass early makes the next one the next epoch too. After `load_state_dict` the first pass
+    delivers the rest of the interrupted epoch (nothing, if its last step had been delivered).
+
+    *Attributes* valid for the batch delivered last: ``progress`` (counts batches delivered, however
+    far workers have drawn ahead), ``local_count`` (samples of this rank in the batch),
+    ``step_local_count`` (in the whole step), ``global_count`` (in the step over all ranks),
+    ``is_last_micro``, ``key`` (a random key for what the loop does), ``positions`` (within the epoch,
+    of the samples).
+
+    *Uneven steps.* A rank without samples in a step of ``training`` gets a stand-in, the step's first
+    sample, with ``local_count`` 0, so that it takes part in collectives; it must weigh nothing (the
+    engines see to it; metrics take ``count=loader.local_count``). In evaluation it gets nothing.
+
+    *Randomness.* Every sample is fetched under a key of (seed, epoch, position), in workers as in the
+    main process: augmentation by the global generators of torch, random and numpy is the same for any
+    ``num_workers`` and world size. A dataset with ``__getitems__`` gets one call for a batch, under
+    the key of its first position. In training the global generators are reseeded with ``key`` before
+    each batch is delivered; evaluation leaves them as they are.
+
+    Collective when there are several ranks: making one compares the ranks' datasets and settings.
+
+    Args:
+        dataset: Map style, the same on every rank.
+        global_batch_size: Samples of a step over all ranks.
+        micro_batch_size: Samples of one batch on one rank. Alone it means ``global_batch_size =
+            micro_batch_size * world_size``; with ``global_batch_size`` each rank's share of a step
+            comes in batches of at most that size, equally many on every rank.
+        shuffle: A new order each epoch; also what makes ``training`` true.
+        seed: Any integer, the same on every rank.
+        tail: The last step: "uneven" is short, "drop" leaves it out, "pad" repeats the first items.
+        sampler: A torch Sampler over the whole dataset, drawn once an epoch under a seed that all
+            ranks share, then cut into shares. Makes ``training`` true as well.
+        world: Where this rank stands; by default the current world.
+        options: Of torch's DataLoader: ``num_workers``, ``collate_fn``, ``worker_init_fn``,
+            ``prefetch_factor``, ``timeout``, ``multiprocessing_context``, ``pin_memory`` (default: on
+            CUDA) and ``persistent_workers`` (default: with workers, as their start is slow).
+
+    Raises:
+        ValueError: ``batch_size=`` (which of the two?), an IterableDataset, a sampler that is one
+            rank's share already, ranks with different datasets or settings, a number out of range.
+        TypeError: An option that DataLoader does not have.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        global_batch_size: int | None = None,
+        micro_batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        tail: Tail = "uneven",
+        sampler: Sampler[Any] | None = None,
+        world: World | None = None,
+        **options: Any,
+    ) -> None:
+        check_options(options)
+        check_dataset(dataset)
+        if sampler is not None:
+            check_sampler(sampler, shuffle)
+        require_int("seed", seed, at_least=-(1 << 63))
+        if world is None:
+            from phalanx.dist.world import world_or_single
+
+            world = world_or_single()
+        self.dataset = dataset
+        self.sampler = sampler
+        self.world = world
+        self.device: torch.device = world.device
+        self.training = shuffle or (sampler is not None and not isinstance(sampler, SequentialSampler))
+        batch_size, self.micro_batch_size = resolve_batch_sizes(
+            global_batch_size, micro_batch_size, world.world_size
+        )
+        self.plan = Plan(
+            num_items=len(dataset if sampler is None else sampler),  # type: ignore[arg-type]
+            global_batch_size=batch_size,
+            shards=world.world_size,
+            seed=int(seed),
+            tail=tail,
+            shuffle=shuffle,
+        )
+        self._check_steps()
+
+        self.progress = Progress()
+        self.local_count = 0
+        self.step_local_count = 0
+        self.global_count = 0
+        self.is_last_micro = True
+        self.key = 0
+        self.positions: Indices = np.empty(0, dtype=np.int64)
+
+        self._options = options
+        self._drawn: tuple[int, list[Any]] | None = None
+        self._queue = BatchQueue(self._look_up)
+        self._keyed = KeyedDataset(dataset, self.plan, own_collate=options.get("collate_fn") is not None)
+        self._generator = torch.Generator()
+        self._inner: DataLoader[Any] | None = None
+        self._pass: object | None = None  # the pass under way: another one takes its place
+        self._left_at: int | None = None  # the epoch of a pass that has begun and not ended
+        self._finished: int | None = None
+        self._audit()
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a step over all ranks."""
+        return self.plan.global_batch_size
+
+    def __len__(self) -> int:
+        """Batches that this rank gets in a whole epoch."""
+        return self._share().batches_per_epoch()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._left_at is not None:
+            self._leave_early()
+        self._pass = token = object()
+        progress = self.progress
+        self._queue.share = self._share()
+        self._queue.epoch, self._queue.first_step = progress.epoch, progress.step_in_epoch
+        self._keyed.reseed_cuda = self.training
+        self._generator.manual_seed(self.plan.key(progress.epoch, 0, self.world.rank, "workers"))
+        if self._inner is None:
+            self._inner = self._make_inner()
+        inner = iter(self._inner)
+        return self._deliver(token, self._fetch(token, inner, self._queue.pending), progress)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of ``epoch``; not needed, since passes count epochs themselves.
+
+        Called with the epoch that a restored run stands in, it keeps the position within it.
+        """
+        require_int("epoch", epoch, at_least=0)
+        if epoch == self._finished and self.training:
+            _logger.warning(
+                "epoch %d is about to run again, in the same order. ShardLoader counts epochs by itself; "
+                "a set_epoch is needed only to go elsewhere.",
+                epoch,
+            )
+        if epoch != self.progress.epoch or self._left_at is not None:
+            self.progress = replace(self.progress, epoch=epoch, step_in_epoch=0)
+        self._left_at = None
+        self._pass = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Progress and plan as plain values, the same on every rank and free of the world size."""
+        return {
+            "progress": self.progress.to_dict(),
+            "plan": {**self.plan.to_dict(), "fingerprint": self.plan.fingerprint()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken, on any number of ranks.
+
+        Within an epoch the order has to be the same one: only ``global_batch_size`` may differ, when
+        the samples seen are a multiple of the new one.
+
+        Raises:
+            ValueError: The state was taken within an epoch of other data, seed or batch size.
+        """
+        progress, then = Progress.from_dict(state["progress"]), dict(state.get("plan", {}))
+        now = self.plan.to_dict()
+        differ = [name for name in now if name in then and then[name] != now[name]]
+        if progress.step_in_epoch == 0:
+            if differ:
+                _logger.warning("the run goes on with another %s", _differences(differ, then, now))
+        elif differ == ["global_batch_size"]:
+            consumed = min(progress.step_in_epoch * then["global_batch_size"], self.plan.num_items)
+            step_in_epoch, rest = divmod(consumed, self.plan.global_batch_size)
+            if consumed == self.plan.num_items:
+                step_in_epoch, rest = self.plan.steps_per_epoch, 0
+            if rest:
+                raise ValueError(
+                    f"the run stopped {consumed} samples into epoch {progress.epoch} with global_batch_size="
+                    f"{then['global_batch_size']}: that is no whole number of steps of "
+                    f"{self.plan.global_batch_size}, samples would be repeated or left out.\n"
+                    f"Fix: global_batch_size={then['global_batch_size']} until that epoch ends"
+                )
+            progress = replace(progress, step_in_epoch=step_in_epoch)
+        elif differ:
+            raise ValueError(
+                f"the run stopped within epoch {progress.epoch} with another {_differences(differ, then, now)}: "
+                "the rest of its order would be that of other data.\n"
+                "Fix: the same settings until that epoch ends, or start from a checkpoint of an epoch's end"
+            )
+        if progress.step_in_epoch > self.plan.steps_per_epoch:
+            raise ValueError(
+                f"the state stands at step {progress.step_in_epoch} of an epoch of {self.plan.steps_per_epoch}."
+            )
+        self.progress = progress
+        self._left_at = self._finished = None
+        self._pass = None
+
+    def _share(self) -> Share:
+        return Share(self.plan, self.world.rank, self.micro_batch_size, stand_ins=self.training)
+
+    def _check_steps(self) -> None:
+        plan = self.plan
+        if plan.steps_per_epoch == 0 and (self.training or plan.num_items):
+            raise ValueError(
+                f"{plan.num_items} items with global_batch_size={plan.global_batch_size}, tail={plan.tail!r}: an "
+                "epoch would have no step.\n"
+                'Fix: a smaller global_batch_size or tail="uneven"'
+            )
+        if self.training and plan.global_batch_size < plan.shards:
+            _logger.warning(
+                "global_batch_size=%d is less than the %d ranks: some never get a sample",
+                plan.global_batch_size,
+                plan.shards,
+            )
+
+    def _audit(self) -> None:
+        """Compare datasets and settings over the ranks. Collective when there is a group."""
+        if self.world.world_size == 1 or not torch.distributed.is_initialized():
+            return
+        from phalanx.dist.audits import audit_same_dataset, hash_values
+
+        settings: dict[str, Any] = {**self.plan.to_dict(), "micro_batch_size": self.micro_batch_size}
+        if self.sampler is not None:
+            settings["order drawn from the sampler"] = hash_values(self._draw(0))
+        audit_same_dataset(self.dataset, self.world, settings=settings)
+
+    def _make_inner(self) -> DataLoader[Any]:
+        options = dict(self._options)
+        options.setdefault("pin_memory", self.device.type == "cuda")
+        if options.get("num_workers", 0):
+            options.setdefault("persistent_workers", True)
+        options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
+        # A generator of its own: DataLoader would draw its workers' seed from the global one.
+        return DataLoader(self._keyed, batch_sampler=self._queue, generator=self._generator, **options)  # type: ignore[arg-type]
+
+    def _look_up(self, epoch: int, positions: Indices) -> list[Any]:
+        """The dataset indices at these positions of an epoch."""
+        if self.sampler is None:
+            indices: list[Any] = self.plan.order(epoch, positions).tolist()
+            return indices
+        drawn = self._draw(epoch)
+        return [drawn[position] for position in positions.tolist()]
+
+    def _draw(self, epoch: int) -> list[Any]:
+        """The whole order of an epoch from the user's sampler, the same on every rank."""
+        if self._drawn is None or self._drawn[0] != epoch:
+            self._drawn = epoch, self._draw_from(self.sampler, epoch)
+        return self._drawn[1]
+
+    def _draw_from(self, sampler: Any, epoch: int) -> list[Any]:
+        key = derive_key(self.plan.seed or 0, epoch, "sampler")
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)
+        own = getattr(sampler, "generator", None)
+        if not isinstance(own, torch.Generator):
+            own = torch.Generator()
+        own_state, states = own.get_state(), generator_states()
+        try:
+            reseed(key, cuda=False)
+            own.manual_seed(key)
+            drawn = list(sampler)
+        finally:
+            restore_generator_states(states)
+            own.set_state(own_state)
+        if len(drawn) != self.plan.num_items:
+            raise ValueError(
+                f"sampler={type(sampler).__name__} gave {len(drawn)} indices in epoch {epoch} and has a length of "
+                f"{self.plan.num_items}: the ranks' steps would not match.\nFix: a __len__ that is exact"
+            )
+        return drawn
+
+    def _fetch(
+        self, token: object, inner: Iterator[Any], pending: deque[Batch]
+    ) -> Iterator[tuple[Batch, Any]]:
+        """Each batch with its contents, on the CPU, in order."""
+        # Without workers the samples' keys go to this process's own generators, which the caller
+        # of an evaluation expects untouched.
+        keep = not self.training and self._options.get("num_workers", 0) == 0 and self._keyed.draws
+        while True:
+            self._check_under_way(token)  # before a batch is taken: a later pass has the same workers
+            states = generator_states() if keep else None
+            try:
+                contents = next(inner)
+            except StopIteration:
+                return
+            finally:
+                if states is not None:
+                    restore_generator_states(states)
+            yield pending.popleft(), contents
+
+    def _deliver(self, token: object, fetched: Iterator[tuple[Batch, Any]], start: Progress) -> Iterator[Any]:
+        steps_before = start.step - start.step_in_epoch  # steps of the run before this epoch
+        training, rank, plan = self.training, self.world.rank, self.plan
+        for batch, contents in move_ahead(fetched, self.device):
+            self._check_under_way(token)
+            self._left_at = batch.epoch
+            self.positions = batch.positions
+            self.local_count = len(batch.positions)
+            self.step_local_count = batch.step_local_count
+            self.global_count = batch.global_count
+            self.is_last_micro = batch.is_last_micro
+            purpose = "loop" if batch.micro == 0 else f"loop {batch.micro}"
+            self.key = plan.key(batch.epoch, batch.step, rank, purpose)
+            done = batch.step + batch.is_last_micro
+            self.progress = replace(self.progress, step_in_epoch=done, step=steps_before + done)
+            if training:
+                reseed(self.key)
+            yield contents
+        if self._pass is token:
+            self.progress = replace(
+                self.progress,
+                epoch=start.epoch + 1,
+                step_in_epoch=0,
+                step=steps_before + plan.steps_per_epoch,
+            )
+            self._left_at, self._finished, self._pass = None, start.epoch, None
+
+    def _check_under_way(self, token: object) -> None:
+        if self._pass is not token:
+            raise RuntimeError(
+                "this pass over the ShardLoader has ended: another one, set_epoch or load_state_dict came after "
+                "it, and progress would count both."
+            )
+
+    def _leave_early(self) -> None:
+        if self.training:
+            _logger.warning(
+                "the pass over epoch %d was left after %d of %d steps: its other samples are not seen, the next "
+                "pass is epoch %d",
+                self.progress.epoch,
+                self.progress.step_in_epoch,
+                self.plan.steps_per_epoch,
+                self.progress.epoch + 1,
+            )
+        self.progress = replace(self.progress, epoch=self.progress.epoch + 1, step_in_epoch=0)
+        self._left_at = None
+
+
+def _differences(names: list[str], then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} ({then[name]!r} then, {now[name]!r} now)" for name in names)
