@@ -1,0 +1,336 @@
+"""Augmentation of whole batches, each image by numbers that belong to its own position.
+
+A transform is a small frozen object with two steps. ``draw`` turns random numbers (`Draws`: a hash of key and
+position, no generator) into one row of parameters per sample; ``apply`` carries them out on a batch that lies on any
+device. A class of your own with these two methods stands beside the ones here. `RandAugment` and `TrivialAugment`
+are in `phalanx.dist.augment_policies`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from phalanx.dist.augment_draws import Draws
+from phalanx.dist.keys import derive_key
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Parameters = tuple["NDArray[Any]", ...]  # each with one row per sample
+
+
+@runtime_checkable
+class Transform(Protocol):
+    """What `augment_batch` and `TensorLoader` call; images are (n, C, H, W)."""
+
+    def draw(self, draws: Draws, height: int, width: int) -> Parameters:
+        """Parameters for the samples of ``draws``, one row each, for images of this size."""
+
+    def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        """The transformed batch, as a new tensor; row i must depend on images[i] and row i alone."""
+
+
+def augment_batch(
+    images: Tensor, transforms: Sequence[Transform], *, key: int, positions: NDArray[np.int64]
+) -> Tensor:
+    """The batch after ``transforms`` in order; the input is not changed.
+
+    A row depends on its image, ``key``, its position and the place of each transform in the sequence: not on the
+    rest of the batch, on the device, or on how many ranks share the work. In a plain loop::
+
+        >>> images = torch.arange(4 * 9, dtype=torch.uint8).view(4, 1, 3, 3)
+        >>> transforms = [RandomCrop(padding=1), HorizontalFlip()]
+        >>> whole = augment_batch(images, transforms, key=5, positions=np.arange(4))
+        >>> second = augment_batch(images[2:], transforms, key=5, positions=np.array([2, 3]))
+        >>> torch.equal(whole[2:], second)
+        True
+
+    Args:
+        images: (n, C, H, W), uint8 or floating point.
+        key: The same for all ranks and different for each epoch: ``derive_key(seed, epoch)``.
+        positions: The samples' positions in the epoch, shape (n,).
+
+    Raises:
+        ValueError: ``images`` is of another shape, or ``positions`` has another length.
+    """
+    check_images(images)
+    if len(positions) != len(images):
+        raise ValueError(
+            f"{len(images)} images but {len(positions)} positions: rows could not be told apart.\n"
+            "Fix: pass one position per image"
+        )
+    for place, transform in enumerate(transforms):
+        height, width = images.shape[-2:]
+        draws = Draws(derive_key(key, "augment", place), positions)
+        images = transform.apply(images, transform.draw(draws, height, width))
+    return images
+
+
+def check_transforms(transforms: Sequence[Any]) -> tuple[Transform, ...]:
+    """The transforms as a tuple, or a ValueError about the first that is none."""
+    for place, transform in enumerate(transforms):
+        if isinstance(transform, type) or not isinstance(transform, Transform):
+            hint = (
+                f"{transform.__name__}()"
+                if isinstance(transform, type)
+                else "RandomCrop(4), HorizontalFlip()"
+            )
+            raise ValueError(
+                f"augment[{place}] is {transform!r}: it has no draw(draws, height, width) and apply(images, "
+                "parameters), so its random numbers could not be tied to positions.\n"
+                f"Fix: pass transforms of phalanx.dist.augment, for example {hint}, or give it these two methods"
+            )
+    return tuple(transforms)
+
+
+def check_images(images: Tensor) -> None:
+    """ValueError unless ``images`` is (n, C, H, W), uint8 or floating point."""
+    if images.ndim != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
+        raise ValueError(
+            f"images of shape {tuple(images.shape)} and type {images.dtype}: transforms work on (n, C, H, W), uint8 or "
+            "floating point, and would move other dims or overflow.\nFix: images.unsqueeze(1) adds the channel of grey "
+            "images, images.permute(0, 3, 1, 2) moves a last one, images.to(torch.uint8) changes the type"
+        )
+
+
+def rows_to(parameters: NDArray[Any], images: Tensor) -> Tensor:
+    """One parameter as a tensor beside the images."""
+    return torch.from_numpy(np.ascontiguousarray(parameters)).to(images.device, non_blocking=True)
+
+
+def _shifted(images: Tensor, padded: Tensor, top: Tensor, left: Tensor) -> Tensor:
+    """From each image of ``padded`` the window at (top, left) as large as ``images``.
+
+    Every row of a window is one slice of memory, so the copy goes row by row and not pixel by pixel.
+    """
+    count, channels, height, width = images.shape
+    padded_height, padded_width = padded.shape[-2:]
+    planes = torch.arange(count * channels, device=images.device).view(count, channels, 1) * padded_height
+    lines = torch.arange(height, device=images.device)
+    starts = (planes + top.view(-1, 1, 1) + lines) * padded_width + left.view(-1, 1, 1)
+    slices = padded.view(-1).unfold(0, width, 1)
+    return slices.index_select(0, starts.view(-1)).view(images.shape)
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """Pad every side, then cut a window of the original size at a random place (all places equally likely).
+
+    >>> RandomCrop(padding=4, mode="reflect")
+    RandomCrop(padding=4, mode='reflect', fill=0.0)
+
+    Args:
+        padding: Pixels added to each side, >= 0.
+        mode: "constant" pads with ``fill``, "reflect" mirrors at the outermost pixel (padding < image side).
+        fill: The value of padding, in the images' own units at this point of the sequence.
+    """
+
+    padding: int
+    mode: Literal["constant", "reflect"] = "constant"
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.padding < 0:
+            raise ValueError(f"padding={self.padding}: it would cut images smaller.\nFix: padding >= 0")
+        if self.mode not in ("constant", "reflect"):
+            raise ValueError(
+                f"mode={self.mode!r} is unknown: nothing says what to pad with.\nFix: 'constant' or 'reflect'"
+            )
+
+    def draw(self, draws: Draws, height: int, width: int) -> Parameters:
+        """Top and left of the window in the padded image, 0 to 2 * padding."""
+        places = 2 * self.padding + 1
+        return draws.integers(places), draws.integers(places)
+
+    def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        top, left = (rows_to(values, images) for values in parameters)
+        sides = (self.padding,) * 4
+        if self.mode == "constant":
+            padded = functional.pad(images, sides, value=self.fill)
+        elif self.padding >= min(images.shape[-2:]):
+            raise ValueError(
+                f"padding={self.padding} with mode='reflect' on images of {images.shape[-2]} x {images.shape[-1]} pixels: "
+                "there are not enough pixels to mirror.\nFix: a padding below the image's side, or mode='constant'"
+            )
+        else:
+            padded = _reflect(images, self.padding)
+        return _shifted(images, padded.contiguous(), top, left)
+
+
+def _reflect(images: Tensor, padding: int) -> Tensor:
+    """Mirror padding by index, since torch's own has no uint8 everywhere."""
+    height, width = images.shape[-2:]
+    for dim, size in ((-2, height), (-1, width)):
+        place = torch.arange(-padding, size + padding, device=images.device).abs_()
+        place = (size - 1) - (place - (size - 1)).abs_()
+        images = images.index_select(dim, place)
+    return images
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Move each image by a random number of whole pixels; what comes in from outside is ``fill``.
+
+    >>> Shift(vertical=0, horizontal=3)
+    Shift(vertical=0, horizontal=3, fill=0.0)
+
+    Args:
+        vertical: Rows by which it may move up or down: uniform over -vertical..vertical.
+        horizontal: Columns by which it may move left or right.
+    """
+
+    vertical: int
+    horizontal: int
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.vertical < 0 or self.horizontal < 0:
+            raise ValueError(
+                f"Shift(vertical={self.vertical}, horizontal={self.horizontal}): both directions are drawn, so a negative "
+                "distance would be an empty range.\nFix: 0 or more pixels"
+            )
+
+    def draw(self, draws: Draws, height: int, width: int) -> Parameters:
+        """Rows moved down and columns moved right."""
+        down = draws.integers(2 * self.vertical + 1) - self.vertical
+        right = draws.integers(2 * self.horizontal + 1) - self.horizontal
+        return down, right
+
+    def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        down, right = (rows_to(values, images) for values in parameters)
+        sides = (self.horizontal, self.horizontal, self.vertical, self.vertical)
+        padded = functional.pad(images, sides, value=self.fill).contiguous()
+        return _shifted(images, padded, self.vertical - down, self.horizontal - right)
+
+
+@dataclass(frozen=True)
+class HorizontalFlip:
+    """Mirror left and right with probability ``p``.
+
+    >>> HorizontalFlip(p=1.0).apply(torch.tensor([[[[1, 2, 3]]]]), (np.array([True]),)).tolist()
+    [[[[3, 2, 1]]]]
+    """
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.p <= 1.0:
+            raise ValueError(
+                f"p={self.p} is no probability: every draw would be on one side of it.\nFix: 0 <= p <= 1"
+            )
+
+    def draw(self, draws: Draws, height: int, width: int) -> Parameters:
+        """Whether to flip."""
+        return (draws.uniform() < self.p,)
+
+    def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        # Whole images are copied in one piece; a mask over pixels of one byte is several times slower.
+        rows = np.flatnonzero(parameters[0])
+        source = np.arange(len(images))
+        source[rows] = len(images) + np.arange(len(rows))
+        mirrored = images.index_select(0, rows_to(rows, images)).flip(-1)
+        return torch.cat((images, mirrored)).index_select(0, rows_to(source, images))
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """Blank a square, its centre uniform over the image and cut off at the edges (DeVries and Taylor, 2017,
+    arXiv:1708.04552).
+
+    The paper blanks with zeros after normalisation, which is the mean colour: put it after `Normalize` for that.
+
+    >>> Cutout(size=8)
+    Cutout(size=8, fill=0.0)
+
+    Args:
+        size: Side of the square in pixels, >= 1.
+    """
+
+    size: int
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size={self.size}: nothing would be cut out.\nFix: a side of 1 pixel or more")
+
+    def draw(self, draws: Draws, height: int, width: int) -> Parameters:
+        """Top and left of the square; it may begin outside."""
+        half = self.size // 2
+        return draws.integers(height) - half, draws.integers(width) - half
+
+    def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        top, left = (rows_to(values, images).view(-1, 1) for values in parameters)
+        count, channels, height, width = images.shape
+        side = torch.arange(self.size, device=images.device)
+        # The centre is inside, so a line beyond the edge may be named by the edge: that is blank as well.
+        lines = (top + side).clamp_(0, height - 1).view(count, 1, -1, 1)
+        columns = (left + side).clamp_(0, width - 1).view(count, 1, 1, -1)
+        planes = torch.arange(count * channels, device=images.device).view(count, channels, 1, 1)
+        places = (planes * height + lines) * width + columns
+        result = images.clone(memory_format=torch.contiguous_format)
+        result.view(-1).index_fill_(0, places.view(-1), self.fill)
+        return result
+
+
+@lru_cache(maxsize=64)
+def _affine_of(
+    mean: tuple[float, ...], std: tuple[float, ...], white: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Scale and offset per channel, made once: a copy to the device costs more than using it."""
+    wide = torch.tensor([mean, std], dtype=torch.float64)
+    scale = (1.0 / (wide[1] * white)).to(device, dtype).view(1, -1, 1, 1)
+    offset = (-wide[0] / wide[1]).to(device, dtype).view(1, -1, 1, 1)
+    return scale, offset
+
+
+@dataclass(frozen=True, init=False)
+class Normalize:
+    """``(x - mean) / std`` per channel; uint8 images are brought to 0..1 first and become float32.
+
+    >>> Normalize(mean=0.5, std=0.25).apply(torch.tensor([[[[255]]]], dtype=torch.uint8), ()).tolist()
+    [[[[2.0]]]]
+
+    Args:
+        mean: One number, or one per channel, in units of 0..1.
+        std: Likewise; not 0.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        for name, values in (("mean", mean), ("std", std)):
+            numbers = (values,) if isinstance(values, (int, float)) else tuple(values)
+            object.__setattr__(self, name, tuple(float(value) for value in numbers))
+        if not self.std or not self.mean or any(not value > 0.0 for value in self.std):
+            raise ValueError(
+                f"Normalize(mean={self.mean}, std={self.std}): every channel is divided by its std, and this one gives "
+                "infinite, mirrored or no images.\nFix: one std above 0 for all channels, or one for each"
+            )
+
+    def draw(self, draws: Draws, height: int, width: int) -> Parameters:
+        """Nothing is drawn."""
+        return ()
+
+    def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        channels = images.shape[1]
+        if {len(self.mean), len(self.std)} - {1, channels}:
+            raise ValueError(
+                f"Normalize has {len(self.mean)} means and {len(self.std)} stds for images of {channels} channels: they "
+                f"cannot be paired.\nFix: one number for all, or {channels} of them"
+            )
+        is_float = images.is_floating_point()
+        dtype = images.dtype if is_float else torch.float32
+        mean, std = (values * channels if len(values) == 1 else values for values in (self.mean, self.std))
+        scale, offset = _affine_of(mean, std, 1.0 if is_float else 255.0, dtype, images.device)
+        # Two rounded steps: a fused one would round vector remainders differently.
+        copied = images.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        return copied.mul_(scale).add_(offset)

@@ -1,0 +1,254 @@
+"""RandAugment and TrivialAugment: operations chosen at random for each image, carried out batch by batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.dist import augment_ops
+from phalanx.dist.augment import Parameters, rows_to
+from phalanx.dist.augment_draws import Draws
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: In this order in every table. The geometric ones stand together: one `warp` carries out all of them.
+OPERATIONS = (
+    "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
+    "sharpness", "posterize", "solarize", "autocontrast", "equalize",
+)  # fmt: skip
+_FIRST_GEOMETRIC, _AFTER_GEOMETRIC = OPERATIONS.index("shear_x"), OPERATIONS.index("brightness")
+_SIGNED = 10  # operations before this one go in both directions
+_ENHANCE = {"brightness", "color", "contrast", "sharpness"}
+_FUNCTIONS = {
+    "brightness": augment_ops.brightness,
+    "color": augment_ops.color,
+    "contrast": augment_ops.contrast,
+    "sharpness": augment_ops.sharpness,
+    "posterize": augment_ops.posterize,
+    "solarize": augment_ops.solarize,
+}
+
+
+def _matrix(name: str, magnitude: float, height: int, width: int) -> tuple[float, ...]:
+    """The map from output to input of a geometric operation, as `augment_ops.warp` takes it."""
+    if name == "shear_x":  # about the upper edge, as in the papers' code
+        return 1.0, magnitude, magnitude * height / 2, 0.0, 1.0, 0.0
+    if name == "shear_y":
+        return 1.0, 0.0, 0.0, magnitude, 1.0, magnitude * width / 2
+    if name == "translate_x":
+        return 1.0, 0.0, -float(int(magnitude)), 0.0, 1.0, 0.0
+    if name == "translate_y":
+        return 1.0, 0.0, 0.0, 0.0, 1.0, -float(int(magnitude))
+    assert name == "rotate", name
+    cosine, sine = math.cos(math.radians(magnitude)), math.sin(math.radians(magnitude))
+    return cosine, -sine, 0.0, sine, cosine, 0.0  # counter-clockwise
+
+
+def operation(name: str, images: Tensor, magnitude: float, fill: float = 0.0) -> Tensor:
+    """One operation with one signed magnitude on all images: what the policies do to a row.
+
+    The magnitude's unit is that of the tables: a slope (shear), pixels (translate), degrees counter-clockwise
+    (rotate), factor - 1 (brightness, color, contrast, sharpness), bits kept (posterize), threshold in 0..1 (solarize).
+
+    >>> image = torch.tensor([[[[10, 200]]]], dtype=torch.uint8)
+    >>> operation("solarize", image, 0.5).tolist()
+    [[[[10, 55]]]]
+    """
+    if name not in OPERATIONS:
+        raise ValueError(
+            f"{name!r} is no operation: nothing could be done.\nFix: one of {', '.join(OPERATIONS)}"
+        )
+    number = OPERATIONS.index(name)
+    rows = _row(name, magnitude, *images.shape[-2:])
+    parameters = torch.tensor([rows], dtype=torch.float32, device=images.device).expand(len(images), -1)
+    return _carry_out(number, images, parameters, fill)
+
+
+def _row(name: str, magnitude: float, height: int, width: int) -> tuple[float, ...]:
+    """Six numbers for one operation: its matrix, or the one that its function takes and zeros."""
+    if _FIRST_GEOMETRIC <= OPERATIONS.index(name) < _AFTER_GEOMETRIC:
+        return _matrix(name, magnitude, height, width)
+    return (1.0 + magnitude if name in _ENHANCE else magnitude, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _carry_out(number: int, images: Tensor, parameters: Tensor, fill: float) -> Tensor:
+    """Operation ``number`` (any geometric number stands for all) on images with their rows of parameters."""
+    name = OPERATIONS[number]
+    if _FIRST_GEOMETRIC <= number < _AFTER_GEOMETRIC:
+        return augment_ops.warp(images, parameters, fill)
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name](images, parameters[:, 0])
+    if name == "autocontrast":
+        return augment_ops.autocontrast(images)
+    return augment_ops.equalize(images) if name == "equalize" else images
+
+
+Table = tuple[tuple[float, ...], ...]  # one row of magnitudes, by bin, per operation
+
+
+@lru_cache(maxsize=32)
+def _parameters(table: Table, height: int, width: int) -> NDArray[np.float32]:
+    """Shape (operations, bins, 2, 6): the rows of each operation, magnitude and sign (0 plus, 1 minus).
+
+    Made on the host in double precision, so that a GPU's own sine has no say in the result.
+    """
+    rows = [
+        [[_row(name, sign * value, height, width) for sign in (1.0, -1.0)] for value in table[number]]
+        for number, name in enumerate(OPERATIONS)
+    ]
+    result = np.array(rows, dtype=np.float32)
+    result[_SIGNED:, :, 1] = result[_SIGNED:, :, 0]
+    return result
+
+
+def _steps(low: float, high: float, bins: int) -> tuple[float, ...]:
+    """Evenly spaced magnitudes, both ends included."""
+    return tuple(float(value) for value in np.linspace(low, high, bins))
+
+
+def _posterize_bits(bins: int, removed: int) -> tuple[float, ...]:
+    """From 8 bits down to 8 - removed."""
+    return tuple(float(round(8 - index / ((bins - 1) / removed))) for index in range(bins))
+
+
+@lru_cache(maxsize=32)
+def _rand_augment_table(bins: int, height: int, width: int) -> Table:
+    """The magnitudes of RandAugment as torchvision has them; translations are parts of the image (150 / 331)."""
+    none, enhance, shear = (0.0,) * bins, _steps(0.0, 0.9, bins), _steps(0.0, 0.3, bins)
+    across, down = _steps(0.0, 150 / 331 * width, bins), _steps(0.0, 150 / 331 * height, bins)
+    return (
+        none, shear, shear, across, down, _steps(0.0, 30.0, bins), enhance, enhance, enhance, enhance,
+        _posterize_bits(bins, 4), _steps(1.0, 0.0, bins), none, none,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=32)
+def _trivial_augment_table(bins: int) -> Table:
+    """The wide magnitudes of TrivialAugment."""
+    none, enhance, far = (0.0,) * bins, _steps(0.0, 0.99, bins), _steps(0.0, 32.0, bins)
+    return (
+        none, enhance, enhance, far, far, _steps(0.0, 135.0, bins), enhance, enhance, enhance, enhance,
+        _posterize_bits(bins, 6), _steps(1.0, 0.0, bins), none, none,
+    )  # fmt: skip
+
+
+def _check(name: str, images: Tensor) -> None:
+    if images.shape[1] not in (1, 3):
+        raise ValueError(
+            f"{name} on images of {images.shape[1]} channels: grey levels are defined for 1 or 3.\n"
+            f"Fix: {name} on the first three channels, or the transforms of phalanx.dist.augment, which take any number"
+        )
+
+
+def _apply_rounds(images: Tensor, numbers: NDArray[Any], rows: NDArray[Any], fill: float) -> Tensor:
+    """Round after round; in each, images are sorted by operation so that every operation works on one slice.
+
+    Args:
+        numbers: (n, rounds), the operation of each image.
+        rows: (n, rounds, 6), its parameters.
+    """
+    groups = np.where((numbers >= _FIRST_GEOMETRIC) & (numbers < _AFTER_GEOMETRIC), _FIRST_GEOMETRIC, numbers)
+    places = np.arange(len(images))  # which sample lies at each place of the sorted batch
+    for turn in range(numbers.shape[1]):
+        order = np.argsort(groups[places, turn], kind="stable")
+        places = places[order]
+        images = images.index_select(0, rows_to(order, images))
+        sorted_groups, parameters = groups[places, turn], rows_to(rows[places, turn], images)
+        present, starts = np.unique(sorted_groups, return_index=True)
+        stops = [*starts[1:].tolist(), len(places)]
+        for number, start, stop in zip(present.tolist(), starts.tolist(), stops, strict=True):
+            if OPERATIONS[number] != "identity":
+                images[start:stop] = _carry_out(number, images[start:stop], parameters[start:stop], fill)
+    back = np.empty_like(places)
+    back[places] = np.arange(len(places))
+    return images.index_select(0, rows_to(back, images))
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """RandAugment (Cubuk, Zoph, Shlens and Le, 2019, arXiv:1909.13719): ``num_ops`` operations per image, drawn with
+    replacement from 14, all at the same strength, each direction equally likely.
+
+    Operations and magnitudes are those of ``torchvision.transforms.v2.RandAugment``; nearest pixels. Images are uint8,
+    or floating point in 0..1, of 1 or 3 channels: it goes before `Normalize`.
+
+    >>> RandAugment(num_ops=2, magnitude=9)
+    RandAugment(num_ops=2, magnitude=9, num_magnitude_bins=31, fill=0.0)
+
+    Args:
+        num_ops: Operations one after the other, >= 0.
+        magnitude: Index into the table of strengths, 0 <= magnitude < num_magnitude_bins.
+        num_magnitude_bins: Steps from nothing to the strongest, >= 2.
+        fill: What geometric operations bring in from outside.
+    """
+
+    num_ops: int = 2
+    magnitude: int = 9
+    num_magnitude_bins: int = 31
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_bins(self.num_magnitude_bins)
+        if self.num_ops < 0 or not 0 <= self.magnitude < self.num_magnitude_bins:
+            raise ValueError(
+                f"RandAugment(num_ops={self.num_ops}, magnitude={self.magnitude}, num_magnitude_bins="
+                f"{self.num_magnitude_bins}): the strength is looked up in a table of {self.num_magnitude_bins}, for each "
+                "operation.\nFix: num_ops >= 0 and 0 <= magnitude < num_magnitude_bins"
+            )
+
+    def draw(self, draws: Draws, height: int, width: int) -> Parameters:
+        """Operations (n, num_ops) and their rows of six numbers (n, num_ops, 6)."""
+        table = _parameters(_rand_augment_table(self.num_magnitude_bins, height, width), height, width)
+        numbers = np.empty((len(draws), self.num_ops), dtype=np.int64)
+        signs = np.empty_like(numbers)
+        for turn in range(self.num_ops):
+            numbers[:, turn] = draws.integers(len(OPERATIONS))
+            signs[:, turn] = draws.integers(2)
+        return numbers, table[numbers, self.magnitude, signs]
+
+    def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        _check("RandAugment", images)
+        return _apply_rounds(images, *parameters, self.fill)
+
+
+@dataclass(frozen=True)
+class TrivialAugment:
+    """TrivialAugment (Mueller and Hutter, 2021, arXiv:2103.10158): one operation per image, one strength, both drawn
+    evenly; nothing to tune.
+
+    Operations and magnitudes are those of ``torchvision.transforms.v2.TrivialAugmentWide``; nearest pixels. Images as
+    for `RandAugment`. Translations go up to 32 pixels, whatever the image's size.
+
+    >>> TrivialAugment()
+    TrivialAugment(num_magnitude_bins=31, fill=0.0)
+    """
+
+    num_magnitude_bins: int = 31
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_bins(self.num_magnitude_bins)
+
+    def draw(self, draws: Draws, height: int, width: int) -> Parameters:
+        """Operations (n, 1) and their rows of six numbers (n, 1, 6)."""
+        table = _parameters(_trivial_augment_table(self.num_magnitude_bins), height, width)
+        numbers, bins = draws.integers(len(OPERATIONS)), draws.integers(self.num_magnitude_bins)
+        return numbers[:, None], table[numbers, bins, draws.integers(2)][:, None]
+
+    def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        _check("TrivialAugment", images)
+        return _apply_rounds(images, *parameters, self.fill)
+
+
+def _check_bins(bins: int) -> None:
+    if bins < 2:
+        raise ValueError(
+            f"num_magnitude_bins={bins}: a table of strengths needs both ends.\nFix: 2 or more (the papers' code has 31)"
+        )
