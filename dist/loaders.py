@@ -13,8 +13,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from phalanx.dist.batches import Batch, BatchQueue, KeyedDataset, Share, WorkerInit
-from phalanx.dist.keys import derive_key, generator_states, reseed, restore_generator_states
+from phalanx.dist.keys import generator_states, reseed, restore_generator_states
 from phalanx.dist.loader_options import check_dataset, check_options, check_sampler, resolve_batch_sizes
+from phalanx.dist.orders import EpochOrders
 from phalanx.dist.permutation import Indices
 from phalanx.dist.plan import Plan, Progress, Tail, require_int
 from phalanx.dist.transfer import move_ahead
@@ -130,8 +131,8 @@ class ShardLoader:
         self.positions: Indices = np.empty(0, dtype=np.int64)
 
         self._options = options
-        self._drawn: tuple[int, list[Any]] | None = None
-        self._queue = BatchQueue(self._look_up)
+        self._orders = EpochOrders(self.plan, sampler)
+        self._queue = BatchQueue(self._orders.indices)
         self._keyed = KeyedDataset(dataset, self.plan, own_collate=options.get("collate_fn") is not None)
         self._generator = torch.Generator()
         self._inner: DataLoader[Any] | None = None
@@ -255,7 +256,7 @@ class ShardLoader:
 
         settings: dict[str, Any] = {**self.plan.to_dict(), "micro_batch_size": self.micro_batch_size}
         if self.sampler is not None:
-            settings["order drawn from the sampler"] = hash_values(self._draw(0))
+            settings["order drawn from the sampler"] = hash_values(self._orders.draw(0))
         audit_same_dataset(self.dataset, self.world, settings=settings)
 
     def _make_inner(self) -> DataLoader[Any]:
@@ -266,42 +267,6 @@ class ShardLoader:
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         # A generator of its own: DataLoader would draw its workers' seed from the global one.
         return DataLoader(self._keyed, batch_sampler=self._queue, generator=self._generator, **options)  # type: ignore[arg-type]
-
-    def _look_up(self, epoch: int, positions: Indices) -> list[Any]:
-        """The dataset indices at these positions of an epoch."""
-        if self.sampler is None:
-            indices: list[Any] = self.plan.order(epoch, positions).tolist()
-            return indices
-        drawn = self._draw(epoch)
-        return [drawn[position] for position in positions.tolist()]
-
-    def _draw(self, epoch: int) -> list[Any]:
-        """The whole order of an epoch from the user's sampler, the same on every rank."""
-        if self._drawn is None or self._drawn[0] != epoch:
-            self._drawn = epoch, self._draw_from(self.sampler, epoch)
-        return self._drawn[1]
-
-    def _draw_from(self, sampler: Any, epoch: int) -> list[Any]:
-        key = derive_key(self.plan.seed or 0, epoch, "sampler")
-        if callable(getattr(sampler, "set_epoch", None)):
-            sampler.set_epoch(epoch)
-        own = getattr(sampler, "generator", None)
-        if not isinstance(own, torch.Generator):
-            own = torch.Generator()
-        own_state, states = own.get_state(), generator_states()
-        try:
-            reseed(key, cuda=False)
-            own.manual_seed(key)
-            drawn = list(sampler)
-        finally:
-            restore_generator_states(states)
-            own.set_state(own_state)
-        if len(drawn) != self.plan.num_items:
-            raise ValueError(
-                f"sampler={type(sampler).__name__} gave {len(drawn)} indices in epoch {epoch} and has a length of "
-                f"{self.plan.num_items}: the ranks' steps would not match.\nFix: a __len__ that is exact"
-            )
-        return drawn
 
     def _fetch(
         self, token: object, inner: Iterator[Any], pending: deque[Batch]
