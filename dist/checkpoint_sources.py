@@ -1,0 +1,313 @@
+"""Reading weights from a file or a container dict, without ever running code that a file brings."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import pickletools
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.dist.key_rewrites import AmbiguousKeysError, Shape, StateDictError, pair_keys, sample_names
+
+Source = Mapping[str, Any] | str | os.PathLike[str]
+
+# Entries under which scripts and trainers keep the weights, live ones first.
+LIVE_ENTRIES = ("state_dict", "model_state_dict", "model", "module", "network", "net", "weights", "params")
+AVERAGED_ENTRIES = ("ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema", "params_ema")
+
+
+class CheckpointFileError(StateDictError):
+    """A file that cannot be read as a checkpoint."""
+
+
+class MissingCheckpointError(CheckpointFileError, FileNotFoundError):
+    """There is no such file."""
+
+
+class DamagedFileError(CheckpointFileError):
+    """The file is empty, cut short or otherwise not whole."""
+
+
+class PickledCodeError(CheckpointFileError):
+    """The file would have run code or built unknown types; nothing of it was run."""
+
+
+def read_source(source: Source) -> tuple[Mapping[str, Any], str]:
+    """The mapping in `source`, all tensors on the CPU, and what to call it in a message."""
+    if isinstance(source, Mapping):
+        return source, "the state dict"
+    if isinstance(source, nn.Module):
+        raise TypeError("source is a module; pass its state_dict()")
+    path = Path(source)
+    return read_file(path), str(path)
+
+
+def read_file(path: Path) -> Mapping[str, Any]:
+    """Everything in a checkpoint file, recognised by content and not by its name.
+
+    Reads torch's zip and legacy formats (``weights_only``, memory-mapped where possible),
+    safetensors, and a folder that holds ``model.safetensors``.
+
+    Raises:
+        MissingCheckpointError: No such file, or a folder without ``model.safetensors``.
+        DamagedFileError: Empty, cut short or damaged.
+        PickledCodeError: Holds pickled code or types that are not plain; none of it was run.
+    """
+    if path.is_dir():
+        return read_file(_file_in_folder(path))
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+    except FileNotFoundError:
+        raise MissingCheckpointError(f"{path}: no such file") from None
+    if not start:
+        raise DamagedFileError(f"{path}: the file is empty; the program that wrote it was probably cut off")
+    if start[8:9] == b"{" and path.suffix not in {".pt", ".pth"}:
+        return read_safetensors(path)
+    if start.startswith(b"PK"):
+        if not zipfile.is_zipfile(path):
+            raise _cut(path, "its table of contents, which comes last, is missing")
+        return _load_torch(path, mmap=True)
+    if start[8:9] == b"{":
+        return read_safetensors(path)
+    if start[:1] == b"\x80":
+        return _load_torch(path, mmap=False)
+    raise DamagedFileError(f"{path}: neither a torch nor a safetensors file (it starts with {start[:8]!r})")
+
+
+def _file_in_folder(folder: Path) -> Path:
+    weights = folder / "model.safetensors"
+    if weights.is_file():
+        return weights
+    if (folder / ".metadata").is_file():
+        raise CheckpointFileError(
+            f"{folder}: a sharded torch.distributed.checkpoint folder, which is not a state dict.\nFix: convert it "
+            f"with python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} weights.pt"
+        )
+    steps = sorted((name for name in os.listdir(folder) if name.startswith("step-")), key=len)
+    fix = f"\nFix: name one of its checkpoints, e.g. {folder / steps[-1]}" if steps else ""
+    raise MissingCheckpointError(f"{folder}: a folder without model.safetensors{fix}")
+
+
+def _cut(path: Path, reason: str) -> DamagedFileError:
+    return DamagedFileError(
+        f"{path}: cut short or damaged ({path.stat().st_size} bytes): {reason}.\nNothing was loaded. "
+        "Fix: use an earlier checkpoint, or copy the file again"
+    )
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Tensors by name; names that the file's metadata lists as aliases share one tensor."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise _cut(path, str(error)) from error
+    formats = _json_table(metadata.get("memory_formats"))
+    for key, name in formats.items():
+        if key in tensors:
+            tensors[key] = tensors[key].contiguous(memory_format=getattr(torch, name))
+    for alias, key in _json_table(metadata.get("aliases")).items():
+        if key in tensors:
+            tensors[alias] = tensors[key]
+    return tensors
+
+
+def _json_table(text: str | None) -> dict[str, str]:
+    try:
+        table = json.loads(text or "{}")
+    except json.JSONDecodeError:
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def _load_torch(path: Path, mmap: bool) -> Mapping[str, Any]:
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except (pickle.UnpicklingError, AttributeError, TypeError) as error:
+        blocked = blocked_types(path)
+        if blocked:
+            raise PickledCodeError(
+                f"{path}: holds pickled objects other than tensors and plain values: {', '.join(blocked)}.\n"
+                "Loading them would run code from the file. Nothing of it was run and nothing was loaded.\n"
+                "Fix: save only tensors and plain values (torch.save(model.state_dict(), ...)). If you know where "
+                "the file is from, allow just these types: torch.serialization.add_safe_globals([...])"
+            ) from error
+        raise _cut(path, str(error).splitlines()[0]) from error
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, AssertionError, struct.error) as error:
+        raise _cut(path, str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+    if not isinstance(loaded, Mapping):
+        raise CheckpointFileError(f"{path}: holds a {type(loaded).__name__}, not a dict of tensors")
+    return loaded
+
+
+def blocked_types(path: Path) -> list[str]:
+    """Names of the types and functions in a torch file that ``weights_only`` refuses.
+
+    Read from the pickle's opcodes: nothing is imported and nothing is run.
+    """
+    names = set()
+    for stream in _pickles(path):
+        names.update(_globals_in(stream))
+    allowed = _allowed_names()
+    return sorted(name for name in names if name not in allowed and not _is_plain_torch(name))
+
+
+def _pickles(path: Path) -> Iterator[io.BufferedIOBase | Any]:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith(".pkl"):
+                    with archive.open(name) as stream:
+                        yield stream
+    else:
+        with path.open("rb") as stream:
+            yield stream
+
+
+def _globals_in(stream: Any) -> set[str]:
+    names: set[str] = set()
+    while True:  # torch's legacy format is several pickles, one after the other
+        strings: list[str] = []
+        memo: dict[int, str] = {}
+        try:
+            for opcode, argument, _ in pickletools.genops(stream):
+                if opcode.name in {"GLOBAL", "INST"}:
+                    names.add(str(argument).replace(" ", "."))
+                elif opcode.name == "STACK_GLOBAL" and len(strings) >= 2:
+                    names.add(f"{strings[-2]}.{strings[-1]}")
+                elif isinstance(argument, str):
+                    strings.append(argument)
+                elif opcode.name == "MEMOIZE" and strings:
+                    memo[len(memo)] = strings[-1]
+                elif (
+                    opcode.name in {"BINGET", "LONG_BINGET"}
+                    and isinstance(argument, int)
+                    and argument in memo
+                ):
+                    strings.append(memo[argument])
+        except (ValueError, EOFError, UnicodeDecodeError, IndexError, KeyError):
+            return names  # the end of the pickles: raw storages follow
+
+
+def _allowed_names() -> set[str]:
+    allowed = {
+        "collections.OrderedDict",
+        "collections.Counter",
+        "builtins.set",
+        "builtins.bytearray",
+        "_codecs.encode",
+    }
+    for entry in torch.serialization.get_safe_globals():
+        kind = entry[0] if isinstance(entry, tuple) else entry
+        allowed.add(f"{kind.__module__}.{kind.__qualname__}")
+    return allowed
+
+
+def _is_plain_torch(name: str) -> bool:
+    module, _, last = name.rpartition(".")
+    if module == "torch._utils":
+        return last.startswith("_rebuild_")
+    plain = {"Size", "Tensor", "Generator", "device", "dtype"}
+    if module == "torch":
+        return (
+            last in plain or last.endswith("Storage") or isinstance(getattr(torch, last, None), torch.dtype)
+        )
+    return name in {"torch.nn.parameter.Parameter", "torch._tensor._rebuild_from_type_v2"} or (
+        module in {"torch.storage", "torch.serialization"}
+    )
+
+
+def _tensors_in(value: Any, named: bool) -> Mapping[str, Any] | None:
+    """`value` as a state dict, if it is one: a module, or a mapping that holds tensors or has an entry's name."""
+    if isinstance(value, nn.Module):
+        return value.state_dict()
+    if not isinstance(value, Mapping) or "param_groups" in value:
+        return None
+    if not value or not all(isinstance(key, str) for key in value):
+        return None
+    if any(isinstance(entry, Tensor) for entry in value.values()):
+        return value
+    if named and not any(isinstance(entry, Mapping | nn.Module) for entry in value.values()):
+        return value
+    return None
+
+
+def _containers(
+    source: Mapping[Any, Any], path: str = "", depth: int = 3
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, value in source.items():
+        if not isinstance(name, str):
+            continue
+        inner = _tensors_in(value, named=name in LIVE_ENTRIES or name in AVERAGED_ENTRIES)
+        if inner is not None:
+            yield path + name, inner
+        elif isinstance(value, Mapping) and "param_groups" not in value and depth > 1:
+            yield from _containers(value, f"{path}{name}/", depth - 1)
+
+
+def shape_of(value: Any) -> Shape | None:
+    """A tensor's shape; None where it is not known yet (lazy modules) or the value is no tensor."""
+    if not isinstance(value, Tensor) or nn.parameter.is_lazy(value):
+        return None
+    return tuple(value.shape)
+
+
+def _score(weights: Mapping[str, Any], target: Mapping[str, Shape | None]) -> int:
+    try:
+        return len(pair_keys({key: shape_of(value) for key, value in weights.items()}, target).pairs)
+    except StateDictError:
+        return 0
+
+
+def pick_weights(
+    source: Mapping[str, Any], target: Mapping[str, Shape | None]
+) -> tuple[Mapping[str, Any], str | None, list[str]]:
+    """The weights in `source`, the entry they were found under (None: at the top), and other entries that hold tensors.
+
+    Raises:
+        AmbiguousKeysError: Two entries of the same kind fit the target equally well.
+    """
+    found = dict(_containers(source))
+    if not found:
+        return source, None, []
+    top = {key: value for key, value in source.items() if isinstance(value, Tensor)}
+    if top and _score(top, target) >= max(_score(weights, target) for weights in found.values()):
+        return source, None, sorted(found)
+
+    def kind(entry: str) -> int:
+        last = entry.rpartition("/")[2]
+        return 0 if last in LIVE_ENTRIES else 2 if last in AVERAGED_ENTRIES else 1
+
+    scores = {entry: _score(weights, target) for entry, weights in found.items()}
+    for wanted in (0, 1, 2):
+        entries = [entry for entry in found if kind(entry) == wanted and scores[entry]]
+        best = [entry for entry in entries if scores[entry] == max(scores[e] for e in entries)]
+        if len(best) > 1 and not _same_values(found[best[0]], [found[entry] for entry in best[1:]]):
+            raise AmbiguousKeysError(
+                f"the entries {sample_names(best)} fit the model equally well; taking one would be a guess.\n"
+                f"Fix: pass the one that is meant, e.g. source[{best[0]!r}]"
+            )
+        if best:
+            return found[best[0]], best[0], sorted(entry for entry in found if entry != best[0])
+    entry = min(found, key=kind)  # nothing fits: the likeliest entry's names make the best message
+    return found[entry], entry, sorted(other for other in found if other != entry)
+
+
+def _same_values(first: Mapping[str, Any], others: list[Mapping[str, Any]]) -> bool:
+    return all(
+        other.keys() == first.keys() and all(other[key] is value for key, value in first.items())
+        for other in others
+    )
