@@ -1,0 +1,98 @@
+"""The device of a rank: which GPU, or why none; and threads set too late."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import torch
+
+
+def choose_device(local_rank: int, ranks_here: int, backend: str | None, device: str | None) -> torch.device:
+    """This rank's device; never a modulo, which would put several ranks on one GPU without a word."""
+    count = 0 if device == "cpu" else torch.cuda.device_count()
+    if count == 0 or not torch.cuda.is_available():
+        if backend is not None and "nccl" in backend.lower():
+            raise no_gpu_for_nccl(backend)
+        if device == "cuda":
+            raise ValueError(f"device='cuda', but CUDA shows no GPU{_visible_hint()}.\nFix: {_visible_fix()}")
+        if device is None:
+            _warn_of_hidden_gpus()
+        return torch.device("cpu")
+    if local_rank < count and ranks_here <= count:
+        return torch.device("cuda", local_rank)
+    bound_per_task = "CUDA_VISIBLE_DEVICES" in os.environ or "SLURM_PROCID" in os.environ
+    shares = backend is not None and "nccl" not in backend.lower()
+    if count == 1 and (bound_per_task or shares):
+        # One GPU per task, as --gpus-per-task=1 gives. Ranks that see the *same* one are told apart by UUID later.
+        return torch.device("cuda", 0)
+    raise ValueError(
+        f"{ranks_here} ranks on this node, but CUDA shows {count} GPU{'s' if count > 1 else ''}{_visible_hint()}.\n"
+        "There are more ranks than GPUs with nccl: two ranks on one GPU are refused by NCCL, or run out of memory.\n"
+        f"Fix: phalanx run --nproc-per-node={count}, or init_world(device='cpu')"
+    )
+
+
+def no_gpu_for_nccl(backend: str) -> ValueError:
+    return ValueError(
+        f"backend={backend!r} asks for nccl, but CUDA shows no GPU{_visible_hint()}.\n"
+        "There are more ranks than GPUs with nccl, which needs one for each rank.\n"
+        "Fix: leave backend out (gloo on the CPU), or run where there are GPUs"
+    )
+
+
+def _visible_hint() -> str:
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if value is None else f" with CUDA_VISIBLE_DEVICES={value!r}"
+
+
+def _visible_fix() -> str:
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return "unset CUDA_VISIBLE_DEVICES, or name GPUs that nvidia-smi lists; or init_world(device='cpu')"
+    return "see that nvidia-smi works and that torch is a CUDA build; or init_world(device='cpu')"
+
+
+def _warn_of_hidden_gpus() -> None:
+    """CUDA_VISIBLE_DEVICES names GPUs that are not there: training on the CPU then is hardly meant."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    if torch.version.cuda is None or not value or value in ("-1", "NoDevFiles"):
+        return
+    warnings.warn(
+        f"CUDA_VISIBLE_DEVICES={value!r}, but CUDA shows no GPU: running on the CPU. Fix: {_visible_fix()}",
+        stacklevel=4,
+    )
+
+
+def gpu_uuid(index: int | None) -> str:
+    try:
+        return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+    except (AttributeError, RuntimeError):  # torch without uuid
+        return ""
+
+
+def warn_of_late_threads() -> None:
+    """OpenMP reads its variables once: setting them after `import torch` changes nothing."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        text = os.environ.get(name, "").split(",")[0].strip()
+        if not text.isdigit() or (name == "MKL_NUM_THREADS" and "OMP_NUM_THREADS" in os.environ):
+            continue
+        # Equal to what the process started with: then somebody called torch.set_num_threads, on purpose.
+        if torch.get_num_threads() != int(text) and _initial_variable(name) != os.environ[name]:
+            warnings.warn(
+                f"{name}={text} was set after torch had read it: torch runs {torch.get_num_threads()} threads. "
+                f"Fix: export {name} before Python starts, or call torch.set_num_threads({text})",
+                stacklevel=3,
+            )
+
+
+def _initial_variable(name: str) -> str | None:
+    try:
+        block = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return None
+    for entry in block.split(b"\0"):
+        key, _, value = entry.partition(b"=")
+        if key == name.encode():
+            return value.decode(errors="replace")
+    return None
