@@ -1,0 +1,215 @@
+"""Handwritten digits, or clothes, on any number of ranks: settings, model and loop of a whole training run.
+
+    phalanx run --nproc-per-node 2 mnist                        # the digits that come along
+    phalanx run --nproc-per-node 2 mnist --data fashion         # Fashion-MNIST from disk
+    torchrun --nproc-per-node 2 -m phalanx.recipes.mnist        # the same job; so do srun and plain python
+
+`phalanx recipes copy mnist my_mnist.py` gives you this file to change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from phalanx.recipes.settings import RunSettings, require, run_recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: What a setting left at None becomes. The digits are 1,797 small images: many cheap epochs, and augmentation.
+CLOTHES: dict[str, Any] = {
+    "epochs": 5,
+    "global_batch_size": 256,
+    "lr": 6e-3,
+    "augment": "none",
+    "label_smoothing": 0.0,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "epochs": 40,
+        "global_batch_size": 64,
+        "lr": 3e-3,
+        "augment": "affine",
+        "label_smoothing": 0.1,
+    },
+    "mnist": CLOTHES,
+    "fashion": CLOTHES,
+    "fake": CLOTHES | {"epochs": 2},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MnistSettings(RunSettings):
+    """Train a small convolutional network on MNIST, Fashion-MNIST, or the digits that come along."""
+
+    data: Literal["auto", "digits", "mnist", "fashion", "fake"] = (
+        "auto"  # auto: mnist if it is in --data-dir, else digits
+    )
+    data_dir: str = "data"  # folder of IDX files, flat or as torchvision lays them out
+    download: bool = False  # fetch mnist or fashion into --data-dir, once per node
+    validation_fraction: float = 0.1  # share of the training images that is held out
+    lr: float | None = None  # Adam's peak learning rate; goes up for a quarter of the run, then down to zero
+    weight_decay: float = 1e-4
+    label_smoothing: float | None = None
+    dropout: float = 0.1
+    augment: Literal["none", "shift", "affine"] | None = None  # random change of each training image
+
+    def check(self) -> None:
+        """Raise a SettingsError for a value out of range."""
+        super().check()
+        require(
+            0 <= self.validation_fraction < 1,
+            "validation_fraction",
+            self.validation_fraction,
+            "at least 0, below 1",
+        )
+        require(self.lr is None or self.lr > 0, "lr", self.lr, "above 0")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        require(
+            0 <= (self.label_smoothing or 0) < 1,
+            "label_smoothing",
+            self.label_smoothing,
+            "at least 0, below 1",
+        )
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "at least 0, below 1")
+
+    def resolved(self, data: str) -> MnistSettings:
+        """For this data set: with every None filled in that depends on it."""
+        chosen = {name: value for name, value in DEFAULTS[data].items() if getattr(self, name) is None}
+        return dataclasses.replace(self, data=data, **chosen)  # type: ignore[arg-type]
+
+
+def network(side: int, classes: int, dropout: float) -> nn.Module:
+    """Two convolutions with batch norm, two linear layers with alpha dropout, for images of ``side`` x ``side``."""
+    from torch import nn
+
+    large = side > 8
+    channels = (16, 48) if large else (32, 64)
+    pool = nn.MaxPool2d(2)
+    return nn.Sequential(
+        nn.Conv2d(1, channels[0], 3, padding=1, bias=False),
+        pool,  # before batch norm and activation, which keep the order of values: the same maxima, a quarter of the work
+        nn.BatchNorm2d(channels[0]),
+        nn.SELU(),
+        nn.Conv2d(channels[0], channels[1], 3, padding=1, bias=False),
+        pool if large else nn.Identity(),
+        nn.BatchNorm2d(channels[1]),
+        nn.SELU(),
+        nn.Flatten(),
+        nn.AlphaDropout(dropout),
+        nn.Linear(channels[1] * (side // (4 if large else 2)) ** 2, 128),
+        nn.SELU(),
+        nn.AlphaDropout(dropout),
+        nn.Linear(128, classes),
+    )
+
+
+def train(settings: MnistSettings) -> float:
+    """Train, or go on training, then test; returns the test accuracy. Collective."""
+    from torch.nn import functional as F
+    from torch.optim import Adam
+    from torch.optim.lr_scheduler import LambdaLR
+
+    from phalanx.dist import CheckpointManager, ShardLoader, init_world, parallelize, seed_everything
+    from phalanx.recipes import datasets, runs, training
+    from phalanx.recipes.schedules import OneCycle
+
+    # The ranks, the data, and the folder of this run.
+    world = init_world()
+    training.share_cores(world)
+    settings = settings.resolved(datasets.locate(settings.data, settings.data_dir, settings.download))
+    assert settings.epochs is not None
+    assert settings.lr is not None
+    assert settings.augment is not None
+    sets = datasets.load(
+        settings.data, settings.data_dir, settings.download, settings.validation_fraction, settings.seed
+    )
+    run = training.from_rank_zero(lambda: runs.choose_run(settings, recipe="mnist"))
+
+    # Loaders, model and checkpoints; a ValueError here is about what was asked for.
+    with training.settings_errors():
+        train_set, collate = datasets.augmented(sets.train, settings.augment)
+        train_loader = ShardLoader(
+            train_set,
+            global_batch_size=settings.global_batch_size,
+            micro_batch_size=settings.micro_batch_size,
+            shuffle=True,
+            seed=settings.seed,
+            num_workers=settings.num_workers,
+            collate_fn=collate,
+        )
+        whole: dict[str, Any] = {
+            "global_batch_size": 1000 * world.world_size,
+            "collate_fn": datasets.whole_batch,
+        }
+        validation_loader, test_loader = (
+            ShardLoader(sets.validation, **whole),
+            ShardLoader(sets.test, **whole),
+        )
+        seed_everything(
+            settings.seed
+        )  # the same weights on any number of ranks; the loader sees to later draws
+        model, optimizer, engine = parallelize(
+            network(sets.side, sets.classes, settings.dropout),
+            partial(Adam, lr=settings.lr, weight_decay=settings.weight_decay),
+            settings.strategy,
+            precision=settings.precision,
+            virtual_ranks=settings.virtual_ranks,
+            loader=train_loader,
+        )
+        scheduler = LambdaLR(optimizer, OneCycle(settings.epochs * train_loader.plan.steps_per_epoch))
+        checkpoints = CheckpointManager(
+            run.checkpoints,
+            model=model,
+            optimizer=optimizer,
+            loader=train_loader,
+            scheduler=scheduler,
+            every_steps=settings.checkpoint_every_steps,
+        )
+    first_epoch = checkpoints.restore().epoch
+
+    # The loop. What it tells goes to metrics.jsonl and the display, from rank 0.
+    log = training.MetricsLog(
+        run, train_loader.progress, writes=world.is_rank_zero and not settings.test_only
+    )
+    step_metrics = training.StepMetrics(log, train_loader, every=settings.log_every_steps)
+    ledger = training.Ledger(settings.ledger, world.rank)
+    with training.Display(settings.epochs, speaks=world.is_rank_zero) as display:
+        display.start(run, sets)
+        for epoch in range(first_epoch, 0 if settings.test_only else settings.epochs):
+            for images, labels in display.watch(train_loader, epoch):
+                with engine.micro_step(train_loader.key, last=train_loader.is_last_micro):
+                    outputs = model(images)
+                    smoothing = settings.label_smoothing or 0.0
+                    loss_sum = F.cross_entropy(outputs, labels, reduction="sum", label_smoothing=smoothing)
+                    engine.backward(loss_sum, train_loader.global_count)
+                ledger.note(train_loader)
+                step_metrics.update(outputs, labels, loss_sum)
+                if train_loader.is_last_micro:
+                    engine.step()
+                    scheduler.step()
+                    checkpoints.maybe_save()
+            validation = training.evaluate(model, validation_loader)
+            log.write("validation", epoch + 1, train_loader.progress.step, *validation)
+            display.epoch_done(epoch, *validation)
+            checkpoints.save()
+        test = training.evaluate(model, test_loader)
+        log.write("test", train_loader.progress.epoch, train_loader.progress.step, *test)
+        log.close()
+        ledger.close()
+        title = f"{settings.data} on {world.world_size} rank{'s' * (world.world_size > 1)}"
+        display.finish(run, checkpoints.latest(), *test, title=title, tested_only=settings.test_only)
+    return test[1]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The recipe's command line."""
+    run_recipe(MnistSettings, train, argv, prog="mnist")
+
+
+if __name__ == "__main__":
+    main()
