@@ -9,6 +9,7 @@ from pathlib import Path
 from phalanx.launch import sources
 from phalanx.launch.options import BY_KEY, RunOption
 from phalanx.launch.spec import Target
+from phalanx.launch.targets import RECIPES
 from phalanx.launch.usage import UsageMistake
 
 #: Options whose name means the launcher wherever it stands. Not here: --role, --module and others that a
@@ -46,8 +47,8 @@ CLEAR = frozenset(
 def check_misplaced(target: Target, typed: str, args: Sequence[str], before: Sequence[str] = ()) -> None:
     """Refuse a launcher's option among the arguments of a script that does not know it.
 
-    A script knows an option when its own text, or that of a module of the same project that it imports,
-    contains the name. ``phalanx run -- train.py --gpus 2`` passes everything on: do not call this then.
+    A script knows an option when its own code, or that of a module of the same project that it imports,
+    has an option of that name. ``phalanx run -- train.py --gpus 2`` passes everything on: do not call this then.
 
     Args:
         target: What runs.
@@ -65,7 +66,9 @@ def check_misplaced(target: Target, typed: str, args: Sequence[str], before: Seq
         return
     files = _files(target)
     foreign = [
-        (index, option) for index, option in found if not any(sources.mentions(f, option.name) for f in files)
+        (index, option)
+        for index, option in found
+        if not any(sources.knows_option(f, option.name) for f in files)
     ]
     if not files or not foreign:
         return
@@ -74,7 +77,7 @@ def check_misplaced(target: Target, typed: str, args: Sequence[str], before: Seq
     ours = shlex.join(["phalanx", "run", *before, *moved, typed, *kept])
     theirs = shlex.join(["phalanx", "run", *before, "--", typed, *args])
     raise UsageMistake(
-        f"{names} after {typed} would go to {typed}, which does not mention it, and not to phalanx run.",
+        f"{names} after {typed} would go to {typed}, which has no such option, and not to phalanx run.",
         fix=f"{ours}\n     or, to pass it on all the same: {theirs}",
     )
 
@@ -95,7 +98,8 @@ def _files(target: Target) -> list[Path]:
     path_or_none = None if spec is None else sources.source_file(spec)
     if path_or_none is None:
         return []
-    return sources.project_files(path_or_none, folder=Path.cwd(), root=target.name.split(".")[0])
+    root = RECIPES if target.name.startswith(f"{RECIPES}.") else target.name.split(".")[0]
+    return sources.project_files(path_or_none, folder=Path.cwd(), root=root)
 
 
 def _reorder(args: Sequence[str], foreign: dict[int, RunOption]) -> tuple[list[str], list[str]]:

@@ -7,7 +7,6 @@ import importlib.machinery
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -64,7 +63,6 @@ def source_file(spec: ModuleSpec) -> Path | None:
     return None
 
 
-@cache
 def parse(path: Path) -> ast.Module | None:
     """The file's syntax tree, or None when it cannot be read or is not Python."""
     try:
@@ -95,11 +93,11 @@ def imported_names(tree: ast.Module, *, package: str = "", whole: bool = True) -
 def project_files(start: Path, *, folder: Path, root: str | None) -> list[Path]:
     """``start`` and the project's own files that it imports, directly or not.
 
-    Of a script (``root`` None) these are the modules found in its folder; of a module, those of the same
-    top-level package ``root``.
+    Of a script (``root`` None) these are the modules found in its folder; of a module, those of the package
+    ``root``.
     """
     found: dict[Path, None] = {}
-    waiting = [(start, "")]
+    waiting = [(start, root or "")]
     while waiting and len(found) < _MOST_FILES:
         path, package = waiting.pop()
         tree = parse(path)
@@ -107,7 +105,7 @@ def project_files(start: Path, *, folder: Path, root: str | None) -> list[Path]:
             continue
         found[path] = None
         for name in imported_names(tree, package=package):
-            if root is not None and name.split(".")[0] != root:
+            if root is not None and not f"{name}.".startswith(f"{root}."):
                 continue
             waiting.extend(_own_file(name, folder if root is None else None))
     return list(found)
@@ -131,11 +129,39 @@ def _own_file(name: str, folder: Path | None) -> list[tuple[Path, str]]:
     return [(Path(spec.origin), package)]
 
 
-def mentions(path: Path, option: str) -> bool:
-    """Whether a file's text contains an option's name as a word, ``log-dir`` or ``log_dir``."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+def knows_option(path: Path, option: str) -> bool:
+    """Whether a file's code, comments and docstrings aside, has an option of its own of this name.
+
+    That is ``"--log-dir"`` in a string, or ``log_dir`` as a dataclass field, an argument or an attribute that
+    is read: enough for argparse, click, typer, fire, tyro and Hydra. A docstring counts where ``__doc__`` is
+    used, as by docopt.
+    """
+    tree = parse(path)
+    if tree is None:
         return False
-    pattern = re.escape(option).replace(r"\-", "[-_]")
-    return re.search(rf"(?<![A-Za-z0-9_]){pattern}(?![A-Za-z0-9])", text) is not None
+    name = option.replace("-", "_")
+    dashed = re.compile("--" + re.escape(option).replace(r"\-", "[-_]") + r"(?![\w-])")
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    documents = set() if _uses_doc(tree) else {id(node) for node in _docstrings(tree)}
+    nodes = (node for node in ast.walk(tree) if id(node) not in called and id(node) not in documents)
+    return any(_is_option(node, name, dashed) for node in nodes)
+
+
+def _is_option(node: ast.AST, name: str, dashed: re.Pattern[str]) -> bool:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text.rstrip("=").replace("-", "_") == name or dashed.search(text) is not None
+        case ast.AnnAssign(target=ast.Name(id=word)) | ast.arg(arg=word) | ast.Attribute(attr=word):
+            return word == name
+    return False
+
+
+def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Strings that stand alone as a statement: docstrings, and what is commented out by quotes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.value
+
+
+def _uses_doc(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "__doc__" for node in ast.walk(tree))
