@@ -34,6 +34,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def command(words: Sequence[str]) -> int | Callable[[], None]:
     """Run one command line; an exit code, or what this process shall go on with."""
+    stdout = sys.stdout
     try:
         # Without standalone mode click returns what a command returned, or the code of an early exit.
         outcome = phalanx.main(list(words), prog_name="phalanx", standalone_mode=False)
@@ -51,15 +52,23 @@ def command(words: Sequence[str]) -> int | Callable[[], None]:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads us any more, as in `phalanx recipes | head -1`; the flush at exit must not fail as well.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PIPE_CLOSED
+        return _nobody_reads()
+    except SystemExit:
+        if sys.stdout is stdout:
+            raise
+        return _nobody_reads()  # click's own answer to a closed pipe: it wraps the stream and exits with 1
     except Exception as error:
         if os.environ.get("PHALANX_DEBUG", "0") not in ("", "0"):
             sys.excepthook(type(error), error, error.__traceback__)
         text = " ".join(str(error).split()) or "no message"
         hint = "PHALANX_DEBUG=1 shows where; please report it"
         return _say(words, f"internal error, {type(error).__name__}: {text} ({hint})", EXIT_INTERNAL)
+
+
+def _nobody_reads() -> int:
+    """As in `phalanx recipes | head -1`; the flush at exit must not fail as well."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
+    return EXIT_PIPE_CLOSED
 
 
 def _say(words: Sequence[str], message: str, code: int) -> int:
@@ -81,6 +90,14 @@ def _in_our_words(error: click.ClickException, words: Sequence[str]) -> str:
     typed = next((word for word in words if not word.startswith("-")), "")
     if here == "phalanx" and typed and typed not in phalanx.commands:
         return _no_such_command(typed)
+    if isinstance(error, click.BadParameter) and error.param is not None and error.param.name in BY_KEY:
+        for variable in BY_KEY[
+            error.param.name
+        ].variables:  # a flag has a bad value only from the environment
+            if os.environ.get(variable):
+                return (
+                    f"{variable}={os.environ[variable]}: neither yes nor no.\nFix: {variable}=1, or unset it"
+                )
     return f"{error.format_message().rstrip('.')}.\nFix: {here} --help shows what it takes"
 
 

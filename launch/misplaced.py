@@ -94,12 +94,11 @@ def _files(target: Target) -> list[Path]:
     if target.kind == "script":
         path = Path(target.name)
         return sources.project_files(path, folder=path.parent, root=None)
-    spec = sources.find_module(target.name, Path.cwd())
-    path_or_none = None if spec is None else sources.source_file(spec)
-    if path_or_none is None:
+    module = sources.find_module(target.name, Path.cwd())
+    if module is None or module.program is None:
         return []
     root = RECIPES if target.name.startswith(f"{RECIPES}.") else target.name.split(".")[0]
-    return sources.project_files(path_or_none, folder=Path.cwd(), root=root)
+    return sources.project_files(module.program, folder=Path.cwd(), root=root)
 
 
 def _reorder(args: Sequence[str], foreign: dict[int, RunOption]) -> tuple[list[str], list[str]]:

@@ -4,63 +4,80 @@ from __future__ import annotations
 
 import ast
 import importlib.machinery
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 _MOST_FILES = 200  # of one project: more is a library, whose options are not looked for
 
 
-def find_module(name: str, folder: Path) -> ModuleSpec | None:
+@dataclass(frozen=True)
+class Module:
+    """A module that was found, not imported: its source file, and for a package the folders of its modules."""
+
+    name: str
+    file: Path | None
+    folders: tuple[str, ...] | None = None
+
+    @property
+    def program(self) -> Path | None:
+        """The file that ``python -m`` would execute: for a package, its ``__main__.py``."""
+        if self.folders is None:
+            return self.file
+        return next((path for f in self.folders if (path := Path(f) / "__main__.py").is_file()), None)
+
+
+def find_module(name: str, folder: Path) -> Module | None:
     """The module that ``python -m name`` in ``folder`` would find, without importing its parents.
 
     `importlib.util.find_spec` would import ``a`` and ``a.b`` to find ``a.b.c``, and with them perhaps torch.
     """
-    spec: ModuleSpec | None = None
-    path: Sequence[str] | None = None
+    found: Module | None = None
     parts = name.split(".")
+    places: Sequence[str] = [str(folder), *(entry for entry in sys.path if entry)]
     for count in range(1, len(parts) + 1):
-        if count > 1:
-            if spec is None or spec.submodule_search_locations is None:
-                return None
-            path = list(spec.submodule_search_locations)
-        spec = _find(".".join(parts[:count]), path, folder)
-        if spec is None:
+        found = _find(".".join(parts[:count]), places, top=count == 1)
+        if found is None or (found.folders is None and count < len(parts)):
             return None
-    return spec
+        places = found.folders or ()
+    return found
 
 
-def _find(name: str, path: Sequence[str] | None, folder: Path) -> ModuleSpec | None:
+def _find(name: str, places: Sequence[str], *, top: bool) -> Module | None:
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
         if find_spec is None:
             continue
-        where = path
-        if finder is importlib.machinery.PathFinder and path is None:
-            where = [str(folder), *(entry for entry in sys.path if entry)]
+        # Other finders, such as an editable installation's, know top-level modules by a path of None.
+        path = None if top and finder is not importlib.machinery.PathFinder else list(places)
         try:
-            spec = find_spec(name, where)
+            spec = find_spec(name, path)
         except (ImportError, AttributeError, ValueError, KeyError):
             continue
         if spec is not None:
-            assert isinstance(spec, ModuleSpec)
-            return spec
-    return None
+            return _module(spec, places)
+    # The path finder asks the imported parent where a package without __init__.py lies: there is none.
+    folders = _namespace(name, places)
+    return Module(name, None, folders) if folders else None
 
 
-def source_file(spec: ModuleSpec) -> Path | None:
-    """The file that ``python -m`` would execute for this module, if it is Python source."""
-    if spec.submodule_search_locations is not None:
-        for place in spec.submodule_search_locations:
-            main = Path(place) / "__main__.py"
-            if main.is_file():
-                return main
-        return None
-    if spec.origin is not None and spec.origin.endswith(".py"):
-        return Path(spec.origin)
-    return None
+def _module(spec: ModuleSpec, places: Sequence[str]) -> Module:
+    file = Path(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else None
+    if spec.submodule_search_locations is None:
+        return Module(spec.name, file)
+    if file is not None:
+        return Module(spec.name, file, tuple(spec.submodule_search_locations))
+    return Module(spec.name, None, _namespace(spec.name, places))
+
+
+def _namespace(name: str, places: Sequence[str]) -> tuple[str, ...]:
+    """The folders that make up a package without ``__init__.py``."""
+    last = name.rpartition(".")[2]
+    return tuple(folder for place in places if os.path.isdir(folder := os.path.join(place, last)))
 
 
 def parse(path: Path) -> ast.Module | None:
@@ -122,11 +139,10 @@ def _own_file(name: str, folder: Path | None) -> list[tuple[Path, str]]:
             if candidate.is_file():
                 return [(candidate, package)]
         return []
-    spec = find_module(name, Path.cwd())
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+    module = find_module(name, Path.cwd())
+    if module is None or module.file is None:
         return []
-    package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
-    return [(Path(spec.origin), package)]
+    return [(module.file, name if module.folders is not None else name.rpartition(".")[0])]
 
 
 def knows_option(path: Path, option: str) -> bool:

@@ -28,11 +28,9 @@ class Recipe:
 
 def recipes() -> dict[str, Recipe]:
     """The recipes of this installation by name; nothing is imported."""
-    spec = sources.find_module(RECIPES, Path.cwd())
-    if spec is None or spec.submodule_search_locations is None:
-        return {}
+    package = sources.find_module(RECIPES, Path.cwd())
     found: dict[str, Recipe] = {}
-    for folder in spec.submodule_search_locations:
+    for folder in (package and package.folders) or ():
         for path in sorted(Path(folder).glob("*.py")):
             tree = sources.parse(path)
             if tree is not None and _is_program(tree):
@@ -124,8 +122,8 @@ def _module(name: str) -> Target:
             f"-m {name}: -m takes a module's name, with dots and without .py.",
             fix="phalanx run -m package.train",
         )
-    spec = sources.find_module(name, Path.cwd()) if all(name.split(".")) else None
-    if spec is None:
+    found = sources.find_module(name, Path.cwd()) if all(name.split(".")) else None
+    if found is None:
         near = nearest(name, _modules_beside(name))
         hint = (
             f"did you mean {' or '.join(near)}?"
@@ -133,10 +131,8 @@ def _module(name: str) -> Target:
             else "start in the folder that holds it, or install it"
         )
         raise UsageMistake(f"There is no module {name!r}, neither in {Path.cwd()} nor installed.", fix=hint)
-    if spec.submodule_search_locations is not None and sources.source_file(spec) is None:
-        programs = [name + "." + info.name for info in pkgutil.iter_modules(spec.submodule_search_locations)][
-            :8
-        ]
+    if found.folders is not None and found.program is None:
+        programs = [f"{name}.{info.name}" for info in pkgutil.iter_modules(found.folders)][:8]
         listed = f" It holds {', '.join(programs)}." if programs else ""
         raise UsageMistake(
             f"-m {name}: a package without __main__.py cannot be run.{listed}",
@@ -149,9 +145,9 @@ def _modules_beside(name: str) -> list[str]:
     """Names that could have been meant: the modules of the parent, else those of this folder."""
     parent, _, _ = name.rpartition(".")
     while parent:
-        spec = sources.find_module(parent, Path.cwd())
-        if spec is not None and spec.submodule_search_locations is not None:
-            return [f"{parent}.{info.name}" for info in pkgutil.iter_modules(spec.submodule_search_locations)]
+        package = sources.find_module(parent, Path.cwd())
+        if package is not None and package.folders is not None:
+            return [f"{parent}.{info.name}" for info in pkgutil.iter_modules(package.folders)]
         parent, _, _ = parent.rpartition(".")
     return [info.name for info in pkgutil.iter_modules([str(Path.cwd())])]
 
