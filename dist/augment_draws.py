@@ -63,7 +63,9 @@ class Draws:
 
     def uniform(self) -> NDArray[np.float64]:
         """One number in [0, 1) per sample, a multiple of 2**-53."""
-        return (self.words() >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        numbers: NDArray[np.float64] = (self.words() >> np.uint64(11)).astype(np.float64)
+        numbers *= 2.0**-53
+        return numbers
 
     def integers(self, high: int) -> NDArray[np.int64]:
         """One integer in [0, high) per sample; high <= 2**31. Uneven by less than high / 2**32."""
@@ -72,4 +74,7 @@ class Draws:
                 f"high={high}: an integer in [0, high) needs 1 <= high <= 2**31; there would be nothing to draw "
                 "from, or 32 random bits would not reach all of it.\nFix: pass a high in that range"
             )
-        return (((self.words() >> np.uint64(32)) * np.uint64(high)) >> np.uint64(32)).astype(np.int64)
+        words = (self.words() >> np.uint64(32)) * np.uint64(high)
+        words >>= np.uint64(32)
+        numbers: NDArray[np.int64] = words.view(np.int64)
+        return numbers

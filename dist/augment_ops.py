@@ -35,7 +35,7 @@ def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 def _grey(images: Tensor) -> Tensor:
     """Luma (ITU-R 601) of RGB, shape (n, 1, H, W): int32 cut down for integers, else floating point."""
-    red, green, blue = images.split(1, dim=1)
+    red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
     if images.is_floating_point():
         return (red * 0.2989).add_(green * 0.587).add_(blue * 0.114)
     weighted = red.to(torch.int32).mul_(2989)
@@ -72,22 +72,19 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
     height, width = images.shape[-2:]
     if height <= 2 or width <= 2:
         return images
-    is_float = images.is_floating_point()
-    pixels = images if is_float else images.to(torch.int16)  # at most 13 * 255
+    pixels = images if images.is_floating_point() else images.to(torch.float32)
     columns = pixels[..., :-2, :] + pixels[..., 1:-1, :]
     columns += pixels[..., 2:, :]
     smooth = columns[..., :-2] + columns[..., 1:-1]
     smooth += columns[..., 2:]
     inner = pixels[..., 1:-1, 1:-1]
     smooth += inner * 4
-    if is_float:
-        smooth /= 13.0
-    else:  # to the nearest; 13 is odd, so there are no ties
-        smooth = smooth.mul_(2).add_(13).div_(26, rounding_mode="floor")
-    ratio = _per_image(factor, images)
-    step = (smooth - inner) * (1.0 - ratio)
+    smooth /= 13.0
+    if not images.is_floating_point():
+        smooth.round_()  # sums of integers are exact, and 13 is odd, so there are no ties
+    step = smooth.sub_(inner).mul_(1.0 - _per_image(factor, images))
     result = images.clone()
-    result[..., 1:-1, 1:-1] = step.add_(inner).clamp_(0.0, bound_of(images)).to(images.dtype)
+    result[..., 1:-1, 1:-1] = step.add_(inner).clamp_(0.0, bound_of(images))
     return result
 
 
@@ -102,9 +99,12 @@ def posterize(images: Tensor, bits: Tensor) -> Tensor:
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
     """Invert the pixels at or above ``threshold`` (in 0..1, of white)."""
-    bound = bound_of(images)
-    inverted = 1.0 - images if images.is_floating_point() else images.bitwise_not()
-    return torch.where(images >= _per_image(threshold * bound, images), inverted, images)
+    if images.is_floating_point():
+        return torch.where(images >= _per_image(threshold, images), 1.0 - images, images)
+    # The first level that is inverted; a threshold of float32 may lie just above the whole number it means.
+    first = (threshold.to(torch.float64) * 255.0 - 1e-3).ceil_().clamp_(0, 255).to(torch.uint8)
+    over = (images >= first.view(-1, 1, 1, 1)).view(torch.uint8)
+    return images.bitwise_xor(over.mul_(255))
 
 
 def autocontrast(images: Tensor) -> Tensor:
@@ -125,12 +125,11 @@ def equalize(images: Tensor) -> Tensor:
         return (equalize(levels).to(images.dtype)).div_(255.0)
     count, channels, height, width = images.shape
     planes = count * channels
+    pixels = images.reshape(planes, height * width).to(torch.int64)
     offsets = torch.arange(0, planes * 256, 256, device=images.device).view(-1, 1)
-    places = images.reshape(planes, height * width).to(torch.int64).add_(offsets).view(-1)
     histogram = torch.zeros(planes * 256, dtype=torch.int64, device=images.device)
-    histogram.scatter_add_(
-        0, places, torch.ones(1, dtype=torch.int64, device=images.device).expand_as(places)
-    )
+    one = torch.ones(1, dtype=torch.int64, device=images.device)
+    histogram.scatter_add_(0, (pixels + offsets).view(-1), one.expand(pixels.numel()))
     histogram = histogram.view(planes, 256)
     below = histogram.cumsum(dim=1)
     levels = torch.arange(256, device=images.device)
@@ -139,30 +138,36 @@ def equalize(images: Tensor) -> Tensor:
     table = (below - histogram).add_(step.div(2, rounding_mode="floor"))
     table.div_(step.clamp(min=1), rounding_mode="floor").clamp_(0, 255)
     table = torch.where(step > 0, table, levels)
-    return table.to(torch.uint8).view(-1)[places].view(images.shape)
+    return table.to(torch.uint8).gather(1, pixels).view(images.shape)
 
 
-def warp(images: Tensor, matrices: Tensor, fill: float = 0.0) -> Tensor:
-    """Each image through its own affine map, by the nearest pixel.
+def warp_places(matrices: Tensor, height: int, width: int) -> Tensor:
+    """Where each output pixel of an affine map comes from, for `warp`; shape (maps, height * width), int64.
 
     Args:
-        matrices: Shape (n, 6), float32: the output pixel (x, y), counted from the image's centre, shows what is
-            at (a x + b y + c, d x + e y + f) from the centre of the input.
-        fill: What shows where that lies outside.
+        matrices: Shape (maps, 6), float32: the output pixel (x, y), counted from the image's centre, shows what is
+            at (a x + b y + c, d x + e y + f) from the centre of the input; the nearest pixel counts.
     """
-    count, channels, height, width = images.shape
-    device = images.device
+    device = matrices.device
     x = torch.arange(width, device=device, dtype=torch.float32) - (width - 1) / 2
     y = torch.arange(height, device=device, dtype=torch.float32) - (height - 1) / 2
-    a, b, c, d, e, f = matrices.to(torch.float32).view(count, 6, 1).unbind(dim=1)
+    a, b, c, d, e, f = matrices.to(torch.float32).view(-1, 6, 1).unbind(dim=1)
     # Centred coordinates are added first and the image's centre last, so that a quarter turn stays exact.
     source_x = (a * x).unsqueeze(1) + (b * y + c).unsqueeze(2)
     source_y = (d * x).unsqueeze(1) + (e * y + f).unsqueeze(2)
-    # A border of one pixel stands for everything outside; place counts from its corner and is exact up to
-    # 2**24 pixels, beyond which float64 takes over.
-    wide = torch.float32 if (height + 2) * (width + 2) < 2**24 else torch.float64
-    column = source_x.add_((width - 1) / 2).round_().clamp_(-1, width).to(wide).add_(1)
-    row = source_y.add_((height - 1) / 2).round_().clamp_(-1, height).to(wide).add_(1)
-    place = row.mul_(width + 2).add_(column).to(torch.int64).view(count, 1, -1).expand(-1, channels, -1)
+    # A border of one pixel stands for everything outside; places count from its corner.
+    column = source_x.add_((width - 1) / 2).round_().clamp_(-1, width).to(torch.int64).add_(1)
+    row = source_y.add_((height - 1) / 2).round_().clamp_(-1, height).to(torch.int64).add_(1)
+    return row.mul_(width + 2).add_(column).view(-1, height * width)
+
+
+def warp(images: Tensor, places: Tensor, fill: float = 0.0) -> Tensor:
+    """Each image through its own map.
+
+    Args:
+        places: A row of `warp_places` for each image, shape (n, H * W).
+        fill: What shows where that lies outside.
+    """
+    count, channels = images.shape[:2]
     framed = functional.pad(images, (1, 1, 1, 1), value=fill).view(count, channels, -1)
-    return framed.gather(2, place).view(images.shape)
+    return framed.gather(2, places.unsqueeze(1).expand(-1, channels, -1)).view(images.shape)

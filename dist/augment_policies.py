@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from phalanx.dist import augment_ops
@@ -51,6 +50,13 @@ def _matrix(name: str, magnitude: float, height: int, width: int) -> tuple[float
     return cosine, -sine, 0.0, sine, cosine, 0.0  # counter-clockwise
 
 
+def _row(name: str, magnitude: float, height: int, width: int) -> tuple[float, ...]:
+    """Six numbers for one operation: its matrix, or the one that its function takes and zeros."""
+    if _FIRST_GEOMETRIC <= OPERATIONS.index(name) < _AFTER_GEOMETRIC:
+        return _matrix(name, magnitude, height, width)
+    return (1.0 + magnitude if name in _ENHANCE else magnitude, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 def operation(name: str, images: Tensor, magnitude: float, fill: float = 0.0) -> Tensor:
     """One operation with one signed magnitude on all images: what the policies do to a row.
 
@@ -65,26 +71,22 @@ def operation(name: str, images: Tensor, magnitude: float, fill: float = 0.0) ->
         raise ValueError(
             f"{name!r} is no operation: nothing could be done.\nFix: one of {', '.join(OPERATIONS)}"
         )
-    number = OPERATIONS.index(name)
-    rows = _row(name, magnitude, *images.shape[-2:])
-    parameters = torch.tensor([rows], dtype=torch.float32, device=images.device).expand(len(images), -1)
-    return _carry_out(number, images, parameters, fill)
+    _check(name, images)
+    table = np.array([_row(name, magnitude, *images.shape[-2:])], dtype=np.float32)
+    return _carry_out(OPERATIONS.index(name), images, np.zeros(len(images), dtype=np.int64), table, fill)
 
 
-def _row(name: str, magnitude: float, height: int, width: int) -> tuple[float, ...]:
-    """Six numbers for one operation: its matrix, or the one that its function takes and zeros."""
-    if _FIRST_GEOMETRIC <= OPERATIONS.index(name) < _AFTER_GEOMETRIC:
-        return _matrix(name, magnitude, height, width)
-    return (1.0 + magnitude if name in _ENHANCE else magnitude, 0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def _carry_out(number: int, images: Tensor, parameters: Tensor, fill: float) -> Tensor:
-    """Operation ``number`` (any geometric number stands for all) on images with their rows of parameters."""
+def _carry_out(
+    number: int, images: Tensor, codes: NDArray[np.int64], table: NDArray[np.float32], fill: float
+) -> Tensor:
+    """Operation ``number`` (any geometric one stands for all of them) on images, each with its row of ``table``."""
     name = OPERATIONS[number]
     if _FIRST_GEOMETRIC <= number < _AFTER_GEOMETRIC:
-        return augment_ops.warp(images, parameters, fill)
+        distinct, which = np.unique(codes, return_inverse=True)  # a map is made once for all who share it
+        places = augment_ops.warp_places(rows_to(table[distinct], images), *images.shape[-2:])
+        return augment_ops.warp(images, places.index_select(0, rows_to(which.reshape(-1), images)), fill)
     if name in _FUNCTIONS:
-        return _FUNCTIONS[name](images, parameters[:, 0])
+        return _FUNCTIONS[name](images, rows_to(table[codes, 0], images))
     if name == "autocontrast":
         return augment_ops.autocontrast(images)
     return augment_ops.equalize(images) if name == "equalize" else images
@@ -94,18 +96,20 @@ Table = tuple[tuple[float, ...], ...]  # one row of magnitudes, by bin, per oper
 
 
 @lru_cache(maxsize=32)
-def _parameters(table: Table, height: int, width: int) -> NDArray[np.float32]:
-    """Shape (operations, bins, 2, 6): the rows of each operation, magnitude and sign (0 plus, 1 minus).
+def _rows(table: Table, height: int, width: int) -> NDArray[np.float32]:
+    """Six numbers for every code, which is (operation * bins + bin) * 2, plus 1 for the other direction.
 
     Made on the host in double precision, so that a GPU's own sine has no say in the result.
     """
-    rows = [
-        [[_row(name, sign * value, height, width) for sign in (1.0, -1.0)] for value in table[number]]
-        for number, name in enumerate(OPERATIONS)
-    ]
-    result = np.array(rows, dtype=np.float32)
-    result[_SIGNED:, :, 1] = result[_SIGNED:, :, 0]
-    return result
+    return np.array(
+        [
+            _row(name, sign * magnitude, height, width)
+            for number, (name, magnitudes) in enumerate(zip(OPERATIONS, table, strict=True))
+            for magnitude in magnitudes
+            for sign in ((1.0, -1.0) if number < _SIGNED else (1.0, 1.0))
+        ],
+        dtype=np.float32,
+    )
 
 
 def _steps(low: float, high: float, bins: int) -> tuple[float, ...]:
@@ -147,25 +151,28 @@ def _check(name: str, images: Tensor) -> None:
         )
 
 
-def _apply_rounds(images: Tensor, numbers: NDArray[Any], rows: NDArray[Any], fill: float) -> Tensor:
+def _apply_rounds(
+    images: Tensor, codes: NDArray[np.int64], table: NDArray[np.float32], fill: float
+) -> Tensor:
     """Round after round; in each, images are sorted by operation so that every operation works on one slice.
 
     Args:
-        numbers: (n, rounds), the operation of each image.
-        rows: (n, rounds, 6), its parameters.
+        codes: (n, rounds), rows of ``table``.
     """
-    groups = np.where((numbers >= _FIRST_GEOMETRIC) & (numbers < _AFTER_GEOMETRIC), _FIRST_GEOMETRIC, numbers)
+    numbers = codes // (len(table) // len(OPERATIONS))
+    numbers[(numbers >= _FIRST_GEOMETRIC) & (numbers < _AFTER_GEOMETRIC)] = _FIRST_GEOMETRIC
     places = np.arange(len(images))  # which sample lies at each place of the sorted batch
-    for turn in range(numbers.shape[1]):
-        order = np.argsort(groups[places, turn], kind="stable")
+    for turn in range(codes.shape[1]):
+        order = np.argsort(numbers[places, turn], kind="stable")
         places = places[order]
         images = images.index_select(0, rows_to(order, images))
-        sorted_groups, parameters = groups[places, turn], rows_to(rows[places, turn], images)
-        present, starts = np.unique(sorted_groups, return_index=True)
-        stops = [*starts[1:].tolist(), len(places)]
-        for number, start, stop in zip(present.tolist(), starts.tolist(), stops, strict=True):
-            if OPERATIONS[number] != "identity":
-                images[start:stop] = _carry_out(number, images[start:stop], parameters[start:stop], fill)
+        counts = np.bincount(numbers[places, turn], minlength=len(OPERATIONS))
+        start = 0
+        for number, count in enumerate(counts.tolist()):
+            part = slice(start, start + count)
+            if count and OPERATIONS[number] != "identity":
+                images[part] = _carry_out(number, images[part], codes[places[part], turn], table, fill)
+            start += count
     back = np.empty_like(places)
     back[places] = np.arange(len(places))
     return images.index_select(0, rows_to(back, images))
@@ -204,18 +211,18 @@ class RandAugment:
             )
 
     def draw(self, draws: Draws, height: int, width: int) -> Parameters:
-        """Operations (n, num_ops) and their rows of six numbers (n, num_ops, 6)."""
-        table = _parameters(_rand_augment_table(self.num_magnitude_bins, height, width), height, width)
-        numbers = np.empty((len(draws), self.num_ops), dtype=np.int64)
-        signs = np.empty_like(numbers)
+        """Rows of the table of operations, magnitudes and directions, shape (n, num_ops)."""
+        codes = np.empty((len(draws), self.num_ops), dtype=np.int64)
         for turn in range(self.num_ops):
-            numbers[:, turn] = draws.integers(len(OPERATIONS))
-            signs[:, turn] = draws.integers(2)
-        return numbers, table[numbers, self.magnitude, signs]
+            numbers, signs = draws.integers(len(OPERATIONS)), draws.integers(2)
+            codes[:, turn] = (numbers * self.num_magnitude_bins + self.magnitude) * 2 + signs
+        return (codes,)
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
         _check("RandAugment", images)
-        return _apply_rounds(images, *parameters, self.fill)
+        height, width = images.shape[-2:]
+        table = _rows(_rand_augment_table(self.num_magnitude_bins, height, width), height, width)
+        return _apply_rounds(images, parameters[0], table, self.fill)
 
 
 @dataclass(frozen=True)
@@ -237,14 +244,14 @@ class TrivialAugment:
         _check_bins(self.num_magnitude_bins)
 
     def draw(self, draws: Draws, height: int, width: int) -> Parameters:
-        """Operations (n, 1) and their rows of six numbers (n, 1, 6)."""
-        table = _parameters(_trivial_augment_table(self.num_magnitude_bins), height, width)
+        """Rows of the table of operations, magnitudes and directions, shape (n, 1)."""
         numbers, bins = draws.integers(len(OPERATIONS)), draws.integers(self.num_magnitude_bins)
-        return numbers[:, None], table[numbers, bins, draws.integers(2)][:, None]
+        return (((numbers * self.num_magnitude_bins + bins) * 2 + draws.integers(2))[:, None],)
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
         _check("TrivialAugment", images)
-        return _apply_rounds(images, *parameters, self.fill)
+        table = _rows(_trivial_augment_table(self.num_magnitude_bins), *images.shape[-2:])
+        return _apply_rounds(images, parameters[0], table, self.fill)
 
 
 def _check_bins(bins: int) -> None:

@@ -1,0 +1,197 @@
+"""Data that fits in memory, gathered and augmented a whole batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler, TensorDataset
+
+from phalanx.dist.audits import audit_same_dataset, hash_values
+from phalanx.dist.augment import Transform, augment_batch, check_images, check_transforms
+from phalanx.dist.batches import BatchQueue
+from phalanx.dist.keys import derive_key
+from phalanx.dist.loaders import ShardLoader
+from phalanx.dist.permutation import Indices
+from phalanx.dist.plan import Tail
+
+if TYPE_CHECKING:
+    from phalanx.dist.world import World
+
+# Small batches are gathered and augmented several at a time, up to so many samples: an operation on a few images
+# costs its start. Rows do not depend on what stands beside them, so the batches are the same.
+_TOGETHER = 512
+
+
+class TensorLoader(ShardLoader):
+    """This rank's share of every step from tensors in memory: a `ShardLoader` without workers, much faster.
+
+    The tensors are moved to ``device`` once; a batch is a gather there, and ``augment`` transforms the batch at
+    once. Batches, order, passes, attributes and progress are those of `ShardLoader`::
+
+        loader = TensorLoader(
+            images, labels, global_batch_size=512, shuffle=True,
+            augment=[RandomCrop(4), HorizontalFlip(), Normalize(0.2860, 0.3530)],
+        )
+        for x, y in loader:  # float32 from the uint8 images, which stay uint8 in memory
+            ...
+
+    *Randomness.* A sample's augmentation depends on (seed, epoch, position) and on its transform's place in the
+    sequence alone, to the bit: not on the world size, the micro batch size, the device, or how often the run was
+    killed. No generator is used. Transforms run in evaluation too: give an evaluation loader `Normalize` only.
+
+    Collective when there are several ranks: making one compares the ranks' tensors (shapes, types, a sample of their
+    values) and settings.
+
+    Args:
+        tensors: One or more, all of the same length; dim 0 counts samples. Batches are tuples of as many.
+        global_batch_size: Samples of a step over all ranks.
+        micro_batch_size: Samples of one batch on one rank; see `ShardLoader`.
+        shuffle: A new order each epoch; also what makes ``training`` true.
+        seed: Any integer, the same on every rank.
+        tail: The last step: "uneven" is short, "drop" leaves it out, "pad" repeats the first items.
+        sampler: As for `ShardLoader`.
+        augment: Transforms of `phalanx.dist.augment` for the first tensor, images of shape (n, C, H, W), uint8 or
+            floating point.
+        device: Where the tensors live and the batches are made; by default the world's.
+        world: Where this rank stands; by default the current world.
+
+    Raises:
+        ValueError: No tensors, lengths that differ, something else than transforms, images of another shape; and
+            whatever `ShardLoader` refuses.
+        TypeError: An option of DataLoader's: there are no workers and no collation here.
+    """
+
+    def __init__(
+        self,
+        *tensors: Tensor,
+        global_batch_size: int | None = None,
+        micro_batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        tail: Tail = "uneven",
+        sampler: Sampler[Any] | None = None,
+        augment: Sequence[Transform] | None = None,
+        device: torch.device | str | None = None,
+        world: World | None = None,
+        **refused: Any,
+    ) -> None:
+        _refuse(refused)
+        _check_tensors(tensors)
+        self.augment = check_transforms(augment) if augment is not None else ()
+        if self.augment:
+            check_images(tensors[0])
+        if world is None:
+            from phalanx.dist.world import world_or_single
+
+            world = world_or_single()
+        self.tensors = tuple(tensor.detach().to(device or world.device) for tensor in tensors)
+        super().__init__(
+            TensorDataset(*self.tensors),
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            tail=tail,
+            sampler=sampler,
+            world=world,
+        )
+        self.device = self.tensors[0].device
+
+    def _make_inner(self) -> Any:
+        return _GatheredBatches(self)
+
+    def _audit(self) -> None:
+        """As the base class does it, with the transforms among the settings."""
+        if self.world.world_size == 1 or not torch.distributed.is_initialized():
+            return
+        settings: dict[str, Any] = {**self.plan.to_dict(), "micro_batch_size": self.micro_batch_size}
+        settings["augment"] = repr(self.augment)
+        if self.sampler is not None:
+            settings["order drawn from the sampler"] = hash_values(self._orders.draw(0))
+        audit_same_dataset(self.dataset, self.world, settings=settings)
+
+    def _gather(self, epoch: int, positions: Indices, indices: Any) -> tuple[Tensor, ...]:
+        """The samples at these dataset indices, augmented for these positions."""
+        rows = torch.as_tensor(indices, dtype=torch.int64).to(self.tensors[0].device, non_blocking=True)
+        first, *others = (tensor.index_select(0, rows) for tensor in self.tensors)
+        if self.augment:
+            key = derive_key(self.plan.seed or 0, epoch, "augment")
+            first = augment_batch(first, self.augment, key=key, positions=positions)
+        return first, *others
+
+
+class _GatheredBatches:
+    """Stands where the base class has a DataLoader: iterating draws from the queue and yields batches in order."""
+
+    def __init__(self, loader: TensorLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        # The queue makes its list of pending batches when it is iterated, not when it is first drawn from.
+        return self._batches(iter(self._loader._queue), self._loader._queue)
+
+    def _batches(self, orders: Iterator[Any], queue: BatchQueue) -> Iterator[tuple[Tensor, ...]]:
+        pending = queue.pending
+        sizes: list[int] = []
+        positions: list[Indices] = []
+        indices: list[Any] = []
+        epoch = queue.epoch
+        for _, _, found in orders:
+            fetched = pending[-1].fetched
+            if sizes and sum(sizes) + len(fetched) > _TOGETHER:
+                yield from self._together(epoch, positions, indices, sizes)
+                sizes, positions, indices = [], [], []
+            sizes.append(len(fetched))
+            positions.append(fetched)
+            indices.append(found)
+        if sizes:
+            yield from self._together(epoch, positions, indices, sizes)
+
+    def _together(
+        self, epoch: int, positions: list[Indices], indices: list[Any], sizes: list[int]
+    ) -> Iterator[tuple[Tensor, ...]]:
+        gathered = self._loader._gather(epoch, np.concatenate(positions), np.concatenate(indices))
+        start = 0
+        for size in sizes:
+            yield tuple(tensor[start : start + size] for tensor in gathered)
+            start += size
+
+
+def _check_tensors(tensors: Sequence[Any]) -> None:
+    if not tensors:
+        raise ValueError(
+            "TensorLoader got no tensors: there is nothing to load.\nFix: TensorLoader(images, labels, ...)"
+        )
+    for place, tensor in enumerate(tensors):
+        if not isinstance(tensor, Tensor) or tensor.ndim == 0:
+            raise ValueError(
+                f"TensorLoader's argument {place} is {type(tensor).__name__}"
+                + (" without dims" if isinstance(tensor, Tensor) else "")
+                + ": samples are counted along dim 0 of tensors.\n"
+                "Fix: torch.as_tensor(...) for arrays and lists, ShardLoader for datasets"
+            )
+    lengths = [len(tensor) for tensor in tensors]
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"TensorLoader got tensors of lengths {lengths}: images and labels would not belong together.\n"
+            "Fix: tensors with one row per sample each"
+        )
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    """An answer to what a DataLoader would take."""
+    for name, value in options.items():
+        if name == "batch_size":
+            raise ValueError(
+                f"TensorLoader(batch_size={value!r}): it does not say whether that is over all ranks or on each: the "
+                f"learning rate would fit one of the two.\nFix: global_batch_size={value!r} (samples of a step over all "
+                f"ranks) or micro_batch_size={value!r} (samples of a forward pass on each rank)"
+            )
+        raise TypeError(
+            f"TensorLoader has no option {name!r}: batches are gathered from memory, without workers or collation.\n"
+            "Fix: leave it out, or use ShardLoader, which takes DataLoader's options"
+        )
