@@ -11,7 +11,7 @@ import click
 from phalanx.launch.cli import phalanx
 from phalanx.launch.options import BY_KEY
 from phalanx.launch.targets import recipes
-from phalanx.launch.usage import UsageMistake, nearest
+from phalanx.launch.usage import CannotFinish, UsageMistake, nearest
 
 EXIT_USAGE = 2
 EXIT_INTERNAL = 3
@@ -44,6 +44,8 @@ def command(words: Sequence[str]) -> int | Callable[[], None]:
         return outcome if isinstance(outcome, int) else 0
     except UsageMistake as error:
         return _say(words, str(error), EXIT_USAGE)
+    except CannotFinish as error:
+        return _say(words, str(error), EXIT_INTERNAL)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
         return EXIT_USAGE

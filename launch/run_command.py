@@ -24,7 +24,7 @@ from phalanx.launch.options import OPTIONS, Given, click_options, notes_without_
 from phalanx.launch.placement import Placement, place
 from phalanx.launch.spec import RunSpec, Target, WorkerMain
 from phalanx.launch.targets import RECIPES, recipes, resolve
-from phalanx.launch.usage import UsageMistake
+from phalanx.launch.usage import CannotFinish, UsageMistake
 from phalanx.launch.values import Values
 
 
@@ -88,9 +88,17 @@ def _run(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **_: 
     for note in spec.notes:
         click.echo(f"phalanx run: {note}", err=True)
     spec = replace(spec, log_dir=_make_folder(spec.log_dir, given.get("log_dir")))
-    from phalanx.launch.run import run  # from here on torch is imported
+    try:
+        from phalanx.launch.run import run  # from here on torch is imported
 
-    return run(spec)
+        return run(spec)
+    except (ImportError, OSError) as error:  # a missing library of torch's is an OSError
+        if "torch" in sys.modules or str(getattr(error, "name", "")).startswith("phalanx"):
+            raise
+        raise CannotFinish(
+            f"torch cannot be imported, so no rank can start ({type(error).__name__}: {error}).",
+            fix=f"{sys.executable} -m pip install torch, or start phalanx with the Python that has it",
+        ) from error
 
 
 run_command = RunCommand(

@@ -18,6 +18,13 @@ class UsageMistake(ValueError):
         super().__init__(problem if fix is None else f"{problem}\nFix: {fix}")
 
 
+class CannotFinish(RuntimeError):
+    """phalanx cannot do what was asked, though it was asked in the right way: exit code 3."""
+
+    def __init__(self, problem: str, *, fix: str) -> None:
+        super().__init__(f"{problem}\nFix: {fix}")
+
+
 def nearest(word: str, names: Iterable[str], *, count: int = 3) -> list[str]:
     """The names that ``word`` was probably meant to be, best first.
 
