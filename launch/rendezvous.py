@@ -1,0 +1,180 @@
+"""Where nodes meet, and a store of its own for every attempt.
+
+torch's elastic agent gives restarted workers the store of the attempt before, in which gloo finds
+the addresses of dead peers. The handlers here make a new store, on a new server, whenever the agent
+asks for the next rendezvous. On one node there is nobody to wait for; with several, torch's own
+handler brings the nodes together and the new store's address is passed through its store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from phalanx.launch.spec import RunSpec
+
+_STORE_TIMEOUT_S = 300
+
+
+def _make_server(address: str, port: int) -> TCPStore:
+    timeout = timedelta(seconds=_STORE_TIMEOUT_S)
+    return TCPStore(address, port, is_master=True, wait_for_workers=False, timeout=timeout)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+class LocalRendezvous(RendezvousHandler):
+    """One node: a rendezvous that is complete at once.
+
+    With one rank the store is left to that rank, as a plain process would have it: a script that
+    spawns its own workers and chooses MASTER_PORT for them then runs unchanged.
+    """
+
+    def __init__(self, run_id: str, address: str, port: int | None, *, ranks: int) -> None:
+        self._run_id = run_id
+        self._address = address
+        self._port = port
+        self._hosts_store = ranks > 1
+        self._server: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        return "local"
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._hosts_store
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._server = None  # gives the port back, should it be a fixed one
+        self._server = _make_server("127.0.0.1", (self._port or 0) if self._hosts_store else 0)
+        port = self._server.port if self._hosts_store else self._port or _free_port()
+        return RendezvousInfo(self._server, 0, 1, RendezvousStoreInfo(self._address, port))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        return
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        self._server = None
+        return True
+
+
+class FreshStoreRendezvous(RendezvousHandler):
+    """Several nodes: another handler's rendezvous, with a new store for the ranks each time."""
+
+    def __init__(self, inner: RendezvousHandler, local_address: str) -> None:
+        self._inner = inner
+        self._local_address = local_address
+        self._round = 0
+        self._server: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        return self._inner.get_backend()
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._server = None
+        info = self._inner.next_rendezvous()
+        # A dynamic rendezvous has a new key space per round; the static one has the same for ever,
+        # and all its nodes restart together.
+        self._round += 1
+        number = self._round if self._inner.get_backend() == "static" else 0
+        key = f"phalanx/rank-store/{number}"
+        if info.rank == 0:
+            self._server = _make_server(self._local_address, 0)
+            info.store.set(key, f"{self._local_address} {self._server.port}")
+        address, port = info.store.get(key).decode().split()
+        return RendezvousInfo(info.store, info.rank, info.world_size, RendezvousStoreInfo(address, int(port)))
+
+    def is_closed(self) -> bool:
+        return self._inner.is_closed()
+
+    def set_closed(self) -> None:
+        self._inner.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        return self._inner.num_nodes_waiting()
+
+    def get_run_id(self) -> str:
+        return self._inner.get_run_id()
+
+    def shutdown(self) -> bool:
+        self._server = None
+        return self._inner.shutdown()
+
+
+def reachable_address(endpoint: str) -> str:
+    """This node's address on the route to ``endpoint`` ("host:port"), which its peers can reach too."""
+    host, _, port = endpoint.rpartition(":")
+    host = (host or endpoint).strip("[]")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, int(port or 1), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing: it only chooses the route
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return socket.gethostname()
+
+
+def make_rendezvous(spec: RunSpec) -> RendezvousHandler:
+    """The handler for a run: local on one node, torch's own for several."""
+    if spec.nnodes_max == 1:
+        address = spec.master_addr or "127.0.0.1"
+        return LocalRendezvous(spec.rdzv_id, address, spec.master_port, ranks=spec.nproc_per_node)
+    endpoint = spec.rdzv_endpoint
+    if spec.rdzv_backend == "static" and not endpoint:
+        endpoint = f"{spec.master_addr}:{spec.master_port}"
+    conf: dict[str, Any] = dict(spec.rdzv_conf)
+    if spec.rdzv_backend == "static":
+        conf["rank"] = spec.node_rank
+    elif spec.rdzv_backend == "c10d" and spec.node_rank is not None:
+        conf.setdefault("is_host", spec.node_rank == 0)
+    local_address = spec.local_addr or reachable_address(endpoint)
+    parameters = RendezvousParameters(
+        backend=spec.rdzv_backend,
+        endpoint=endpoint,
+        run_id=spec.rdzv_id,
+        min_nodes=spec.nnodes_min,
+        max_nodes=spec.nnodes_max,
+        local_addr=local_address,
+        **conf,
+    )
+    return FreshStoreRendezvous(get_rendezvous_handler(parameters), local_address)
+
+
+def quiet_torch() -> None:
+    """Silence the elastic agent's own log lines, unless the user asked for a level by LOGLEVEL."""
+    if "LOGLEVEL" not in os.environ:
+        for name in (
+            "torch.distributed.elastic",
+            "torch.distributed.elastic.rendezvous",
+            "torch.distributed",
+        ):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
