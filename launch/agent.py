@@ -27,7 +27,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerSpec,
     WorkerState,
 )
-from torch.distributed.elastic.events import Event, EventSource
+from torch.distributed.elastic.events.api import Event, EventSource
 
 from phalanx.launch import failures
 from phalanx.launch.evidence import Witness
@@ -174,17 +174,26 @@ class Supervisor:
             return
         self._stop_asked_ns = time.monotonic_ns()
         self._guardian.stop()
+        self._await_stop()
+        self._read_to_the_end()
+        self._output.close_rank_streams()
+        self.show_all()
+
+    def _await_stop(self) -> None:
         deadline = time.monotonic() + _STOP_LIMIT_S
         while not self._stopped:
             if time.monotonic() > deadline:
                 raise LauncherError("the guardian process did not answer a request to end all ranks.")
             self._turn(1.0)
-        quiet_since = time.monotonic()
-        while self._output.is_open and time.monotonic() - quiet_since < _STREAM_PATIENCE_S:
-            if self._turn(0.05):
+
+    def _read_to_the_end(self) -> None:
+        """Read every stream until it closes; one that a stranger holds open, until it is silent."""
+        signals, quiet_since = self._interrupts.count, time.monotonic()
+        while self._output.is_open and self._interrupts.count <= signals:
+            if self._turn(0.05) or not self._output.is_shown:
                 quiet_since = time.monotonic()
-        self._output.close_rank_streams()
-        self.show_all()
+            elif time.monotonic() - quiet_since > _STREAM_PATIENCE_S:
+                return
 
     def show_all(self) -> None:
         """Pass on what is still held back; a second signal gives up on a reader that does not read."""
@@ -374,15 +383,18 @@ class Agent(SimpleElasticAgent):
             if result.state == WorkerState.HEALTHY:
                 if several_nodes and group.spec.rdzv_handler.num_nodes_waiting() > 0:
                     self._restart_workers(group)
-            elif result.state == WorkerState.FAILED and self._remaining_restarts > 0:
+            elif result.state == WorkerState.FAILED and self._may_restart():
                 self._say_restart()
                 self._remaining_restarts -= 1
                 self._restart_workers(group)
             else:
                 if result.state == WorkerState.SUCCEEDED and several_nodes:
                     with self._interrupts.immediate():
-                        self._exit_barrier()
+                        self._exit_barrier()  # type: ignore[no-untyped-call]
                 return result
+
+    def _may_restart(self) -> bool:
+        return self._remaining_restarts > 0 and self._supervisor.ended_by is None
 
     @contextmanager
     def _may_be_interrupted(self) -> Iterator[None]:

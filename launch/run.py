@@ -238,7 +238,7 @@ class _Run:
             return 0
         if agent.outcome == "saved" or all_saved:
             return EXIT_SAVED
-        if ended_by is not None:
+        if ended_by is not None and agent.outcome != "failed":
             name = (
                 processes.signal_name(ended_by) if ended_by != signal.SIGPIPE else "the reader of its output"
             )

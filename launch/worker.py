@@ -153,7 +153,7 @@ def _open_stream(fd: int, name: str, mode: Literal["r", "w"], like: TextIO | Non
         raw = io.FileIO(fd, mode, closefd=False)
     except OSError:
         return None
-    raw.name = name  # type: ignore[misc]  # as Python's own start-up does
+    raw.name = name  # as Python's own start-up does
     buffer = io.BufferedReader(raw) if mode == "r" else _LiveWriter(raw)
     stream = io.TextIOWrapper(
         buffer,
@@ -282,7 +282,7 @@ def _run_script(path: str, args: Sequence[str]) -> None:
     assert code is not None
     module.__dict__.update(__file__=full_path, __loader__=loader, __cached__=None)
     if sys.version_info < (3, 14):
-        module.__dict__["__annotations__"] = {}
+        module.__dict__.update(__annotations__={})
     exec(code, module.__dict__)
 
 
@@ -332,7 +332,10 @@ def _show(error: BaseException, trace: types.TracebackType | None) -> int:
     except SystemExit as asked:
         return asked.code if isinstance(asked.code, int) else 1
     except BaseException:
-        sys.__excepthook__(*sys.exc_info())  # type: ignore[arg-type]
+        kind, raised, inner = sys.exc_info()
+        assert kind is not None
+        assert raised is not None
+        sys.__excepthook__(kind, raised, inner)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
