@@ -44,15 +44,18 @@ def _sampled_bytes(tensor: torch.Tensor, limit: int) -> str:
     """A hash of up to ``limit`` bytes of a tensor, in pieces spread evenly over it."""
     if tensor.device.type == "meta" or tensor.layout != torch.strided:
         return "not read"
+    if tensor.numel() == 0:
+        return _digest(b"")
     rows = tensor.detach()
-    count = rows.shape[0] if rows.dim() else 1
-    row_bytes = max(1, rows.numel() // max(1, count) * rows.element_size())
-    wanted = max(1, min(count, limit // row_bytes))
     if rows.dim() == 0:
-        picked = rows.reshape(1)
-    elif row_bytes > limit:  # not one whole row: the start of a few
+        rows = rows.reshape(1)
+    count = rows.shape[0]
+    row_bytes = rows.numel() // count * rows.element_size()
+    wanted = min(count, limit // row_bytes)
+    if wanted == 0:  # not one whole row: the start of a few
         picked = rows[:: max(1, count // _PIECES)][:_PIECES]
-        picked = torch.stack([row.reshape(-1)[: limit // _PIECES // rows.element_size()] for row in picked])
+        length = max(1, limit // _PIECES // rows.element_size())
+        picked = torch.stack([row.reshape(-1)[:length] for row in picked])
     else:
         picked = rows[torch.linspace(0, count - 1, wanted, dtype=torch.float64).long().to(rows.device)]
     data = picked.cpu().contiguous().reshape(-1).view(torch.uint8)
