@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -78,27 +79,23 @@ def _run(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **_: 
     if before[-1:] != ("--",):
         check_misplaced(what, target or "", args, before)
     if what.name.startswith(f"{RECIPES}.") and {"--help", "-h"} & set(args):
-        return partial(
-            os.execv, sys.executable, [sys.executable, "-m", what.name, *args]
-        )  # no ranks for a help text
+        # A help text needs no ranks, and one copy is enough.
+        return partial(os.execv, sys.executable, [sys.executable, "-m", what.name, *args])
     spec, placement = build_spec(what, args, given, command_line=("phalanx", "run", *typed))
     if "dry_run" in given:
         click.echo(description(spec, placement))
         return 0
+    if find_spec("torch") is None:
+        raise CannotFinish(
+            f"torch is not installed for {sys.executable}, so no rank can start.",
+            fix=f"{sys.executable} -m pip install torch, or start phalanx with the Python that has it",
+        )
     for note in spec.notes:
         click.echo(f"phalanx run: {note}", err=True)
     spec = replace(spec, log_dir=_make_folder(spec.log_dir, given.get("log_dir")))
-    try:
-        from phalanx.launch.run import run  # from here on torch is imported
+    from phalanx.launch.run import run  # torch is imported in there, once the variables it reads are set
 
-        return run(spec)
-    except (ImportError, OSError) as error:  # a missing library of torch's is an OSError
-        if "torch" in sys.modules or str(getattr(error, "name", "")).startswith("phalanx"):
-            raise
-        raise CannotFinish(
-            f"torch cannot be imported, so no rank can start ({type(error).__name__}: {error}).",
-            fix=f"{sys.executable} -m pip install torch, or start phalanx with the Python that has it",
-        ) from error
+    return run(spec)
 
 
 run_command = RunCommand(
