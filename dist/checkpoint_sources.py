@@ -22,6 +22,8 @@ Source = Mapping[str, Any] | str | os.PathLike[str]
 
 # Entries under which scripts and trainers keep the weights, live ones first.
 LIVE_ENTRIES = ("state_dict", "model_state_dict", "model", "module", "network", "net", "weights", "params")
+# Strides that change which kernels run, and so the last bits: noted beside a tensor in a file's metadata.
+MEMORY_FORMATS = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
 AVERAGED_ENTRIES = ("ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema", "params_ema")
 
 
@@ -117,8 +119,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise _cut(path, str(error)) from error
     formats = _json_table(metadata.get("memory_formats"))
     for key, name in formats.items():
-        if key in tensors:
-            tensors[key] = tensors[key].contiguous(memory_format=getattr(torch, name))
+        if key in tensors and name in MEMORY_FORMATS:
+            tensors[key] = tensors[key].contiguous(memory_format=MEMORY_FORMATS[name])
     for alias, key in _json_table(metadata.get("aliases")).items():
         if key in tensors:
             tensors[alias] = tensors[key]

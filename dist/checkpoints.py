@@ -1,0 +1,413 @@
+"""Checkpoints that are whole or absent, and a run that goes on from the newest whole one."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import socket
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from phalanx.dist import checkpoint_files as files
+from phalanx.dist import checkpoint_folders as folders
+from phalanx.dist.checkpoint_errors import (
+    CheckpointError,
+    CheckpointWarning,
+    DamagedCheckpointsError,
+    FolderInUseError,
+    OptimizerMismatchError,
+    PlanMismatchError,
+)
+from phalanx.dist.checkpoint_sources import Source
+from phalanx.dist.optimizer_state import group_names, parameter_names
+from phalanx.dist.plain_values import NotPlainError
+from phalanx.dist.rank_errors import on_every_rank, on_rank_zero
+from phalanx.dist.run_state import Loader, Restored, RunState, Scheduler
+from phalanx.dist.starting_points import is_there
+from phalanx.dist.stop_signals import DelayedMax, StopFlag, agreement_for
+from phalanx.dist.world import World, gather_objects, world_or_single
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointManager",
+    "CheckpointWarning",
+    "DamagedCheckpointsError",
+    "FolderInUseError",
+    "NotPlainError",
+    "OptimizerMismatchError",
+    "PlanMismatchError",
+    "Restored",
+]
+
+logger = logging.getLogger(__name__)
+
+EXIT_SAVED = 75  # BSD's EX_TEMPFAIL: "saved, run me again", which launchers and schedulers requeue on
+TRIES = 3
+PAUSE_S = 0.5  # before the second try, twice that before the third
+LOCK_PATIENCE_S = 5.0
+PROBE_PATIENCE_S = 5.0
+# Trying again helps against a network file system's hiccup, not against these.
+_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+_DUE = 1  # what ranks tell each other in maybe_save: rank 0's clock says so, or 1 + a signal's number
+
+
+class CheckpointManager:
+    """Saves a run's whole state so that it can be killed at any instant, and resumes it.
+
+    ::
+
+        checkpoints = CheckpointManager("checkpoints", model=model, optimizer=optimizer, loader=train_loader,
+                                        every_steps=500)
+        for epoch in range(checkpoints.restore().epoch, epochs):
+            for x, y in train_loader:
+                ...
+                checkpoints.maybe_save()            # every 500 steps, and when a signal asks to stop
+            checkpoints.save(accuracy=accuracy)     # at the end of each epoch
+
+    A checkpoint is a folder ``step-<N>`` with ``model.safetensors`` (names without any wrapper; it loads
+    with the safetensors package alone), ``optimizer.safetensors``, ``state.json`` and ``manifest.json``
+    with sizes and hashes. Nothing is pickled. It is written under another name, synced and renamed, so it
+    is whole or absent. Rank 0 writes; a folder that other nodes do not see is an error naming them.
+
+    `maybe_save` takes over SIGTERM, SIGUSR1 and SIGINT at its first call: ranks agree on a step, save, and
+    exit with status 75. When a rank fails, nothing is saved.
+
+    Args:
+        folder: Where the checkpoints go; one run at a time. Made when needed.
+        model: The model, wrapped or not.
+        optimizer: Its optimizer; every parameter must be one of the model's.
+        loader: The training `ShardLoader`, whose progress numbers the checkpoints. Without one, steps
+            are counted by calls of `maybe_save` (or of `save`, if that is all you call), and epochs by
+            calls of `save`.
+        scheduler: A learning-rate scheduler, or anything with a plain ``state_dict()``.
+        keep: How many of the newest to keep; None or -1 keeps all.
+        every_steps: `maybe_save` saves when the step is a multiple of this.
+        every_s: `maybe_save` saves when the last save is this many seconds ago, by rank 0's clock.
+
+    Raises:
+        ValueError: An argument is out of range, or the optimizer has parameters that the model lacks.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loader: Loader | None = None,
+        scheduler: Scheduler | None = None,
+        keep: int | None = 3,
+        every_steps: int | None = None,
+        every_s: float | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.state = RunState(model, optimizer, loader, scheduler)
+        self.keep = _checked_keep(keep)
+        if every_steps is not None and (isinstance(every_steps, bool) or every_steps < 1):
+            raise ValueError(f"every_steps={every_steps!r}: at least 1, or None for never")
+        if every_s is not None and not every_s > 0:
+            raise ValueError(f"every_s={every_s!r}: more than 0 seconds, or None for never")
+        if loader is not None and not hasattr(loader, "progress"):
+            raise ValueError(
+                f"loader is a {type(loader).__name__}, which does not know how far it is: a resumed run would repeat "
+                "samples.\nFix: pass the training ShardLoader"
+            )
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"{self.folder}: a file is where the checkpoint folder should be")
+        group_names(optimizer, parameter_names(model))
+        self.every_steps, self.every_s = every_steps, every_s
+        self._counts_steps = False
+        self._damaged: set[int] = set()
+        self._lock: folders.FolderLock | None = None
+        self._checked_nodes = False
+        self._stop: StopFlag | None = None
+        self._agree: DelayedMax | None = None
+        self._saved_at = time.monotonic()
+
+    # Saving
+
+    def save(self, **values: Any) -> Path:
+        """Save now; returns the checkpoint's folder.
+
+        Saving a step again replaces its checkpoint, unless nothing has changed.
+
+        Collective: every rank must call it, at the same step.
+
+        Args:
+            values: Plain values (numbers, strings, lists, dicts) to get back from `restore`; rank 0's count.
+
+        Raises:
+            CheckpointError: It could not be written (on every rank); earlier checkpoints are intact.
+            NotPlainError: A value, or the scheduler's state, would need pickle.
+        """
+        if self.state.loader is None:
+            self.state.epoch += 1
+            if not self._counts_steps:
+                self.state.step += 1
+        return self._save(values)
+
+    def maybe_save(self, **values: Any) -> bool:
+        """Save if it is time; returns whether it did. Call it at the end of every step.
+
+        When one of the ranks got SIGTERM, SIGUSR1 or SIGINT, all of them save at the end of the next step
+        and exit.
+
+        Collective: every rank must call it, equally often. What it sends is awaited one call later.
+
+        Raises:
+            SystemExit: With status 75, after the save that a signal asked for.
+            CheckpointError: As for `save`.
+        """
+        if self._agree is None:
+            world = world_or_single()
+            self._agree = agreement_for(world.world_size, world.device)
+            self._stop = StopFlag()
+            self._stop.install()
+        assert self._stop is not None
+        if self.state.loader is None:
+            self.state.step += 1
+            self._counts_steps = True
+        wanted = self._stop.signal and _DUE + self._stop.signal
+        if not wanted and self.every_s is not None and time.monotonic() - self._saved_at >= self.every_s:
+            wanted = _DUE if world_or_single().is_rank_zero else 0
+        agreed = self._agree(wanted)
+        due = self.every_steps is not None and self.state.current_step() % self.every_steps == 0
+        if not agreed and not due:
+            return False
+        path = self._save(values)
+        if agreed > _DUE:
+            self._agree.finish()
+            if world_or_single().is_rank_zero:
+                logger.warning("signal %d asked to stop: saved %s, exit %d", agreed - _DUE, path, EXIT_SAVED)
+            raise SystemExit(EXIT_SAVED)
+        return True
+
+    def _save(self, values: Mapping[str, Any]) -> Path:
+        world = world_or_single()
+        self._start(world, to_write=True)
+        step = self.state.current_step()
+        # The first thing is to hear from every rank: with one of them gone this raises, and nothing is saved.
+        steps = gather_objects(step)
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"ranks save at different steps: {', '.join(f'rank {r}: {s}' for r, s in enumerate(steps))}. "
+                "Nothing was saved.\nFix: let every rank do the same number of steps before it saves"
+            )
+        on_rank_zero(world, lambda: self._write(step, values, world))
+        self._saved_at = time.monotonic()
+        return self.folder / f"step-{step}"
+
+    def _write(self, step: int, values: Mapping[str, Any], world: World) -> None:
+        """Write, publish and tidy up; on rank 0 alone."""
+        final = self.folder / f"step-{step}"
+        for attempt in range(1, TRIES + 1):
+            temporary = folders.temporary_path(self.folder, final.name)
+            try:
+                temporary.mkdir(parents=True)
+                self.state.write(temporary, values, world.world_size)
+                folders.publish(temporary, final, known_damaged=step in self._damaged)
+                break
+            except OSError as error:
+                shutil.rmtree(temporary, ignore_errors=True)
+                if error.errno in _LASTING or attempt == TRIES:
+                    raise self._not_written(final, error) from error
+                logger.warning("%s: %s; try %d of %d", final, error, attempt + 1, TRIES)
+                time.sleep(PAUSE_S * attempt)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+        self._damaged.discard(step)
+        folders.keep_newest(self.folder, self.keep, step, self._damaged)
+
+    def _not_written(self, final: Path, error: OSError) -> CheckpointError:
+        newest = folders.newest_whole(self.folder)
+        kept = (
+            f"Earlier checkpoints are intact (newest: {newest})"
+            if newest
+            else "There is no earlier checkpoint"
+        )
+        needed = sum(
+            t.numel() * t.element_size()
+            for t in self.state.model.state_dict().values()
+            if isinstance(t, Tensor)
+        )
+        space = ""
+        try:
+            space = f" ({shutil.disk_usage(self.folder).free >> 20} MB free, the weights alone are {needed >> 20} MB)"
+        except OSError:
+            pass
+        return CheckpointError(
+            f"{final} could not be written: {error.strerror or error}{space}.\n{kept}.\n"
+            "Fix: make room or choose another folder, then start the run again"
+        )
+
+    # Finding and restoring
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint that is whole as far as its manifest and file sizes tell; None for none."""
+        return folders.newest_whole(self.folder)
+
+    def verify(self) -> list[str]:
+        """Read and hash every checkpoint; returns what is wrong, ``[]`` when all are as they were written."""
+        return [
+            f"{path}: {problem}"
+            for _, path in folders.steps_in(self.folder)
+            for problem in files.find_problems(path)
+        ]
+
+    def restore(
+        self,
+        else_from: Source | None = None,
+        *,
+        partial_optimizer: bool = False,
+        other_plan: bool = False,
+    ) -> Restored:
+        """Load the newest whole checkpoint into model, optimizer, loader and scheduler.
+
+        A damaged one is named in a warning and the one before it is used. With no checkpoint in the folder
+        the run starts fresh, or from ``else_from``. The number of ranks may differ from when it was saved.
+
+        Collective: every rank must call it.
+
+        Args:
+            else_from: What to start from when the folder has no checkpoint yet: a file or dict with the
+                entries of a tutorial (``model`` or ``state_dict``, ``optimizer``, ``epoch``: the number of
+                finished epochs) or bare weights. A path at which there is nothing is a fresh start, with a
+                warning.
+            partial_optimizer: Let parameters start without optimizer state where none was saved.
+            other_plan: Go on although seed, batch size or dataset differ, as far as the loader can.
+
+        Raises:
+            DamagedCheckpointsError: There are checkpoints and all are damaged.
+            PlanMismatchError: Another seed, global batch size or dataset length; both values are named.
+            StateDictError: The checkpoint is of another model.
+            OptimizerMismatchError: The optimizer has other parameters, or is another one.
+            CheckpointError: Another rank failed, or ranks loaded different weights.
+        """
+        world = world_or_single()
+        self._start(world, to_write=False)
+        name, damaged = on_rank_zero(world, self._choose)
+        if damaged and world.is_rank_zero:
+            warnings.warn(
+                CheckpointWarning(f"passed over damaged checkpoints: {'; '.join(damaged)}. Using {name}."),
+                stacklevel=2,
+            )
+        if name is not None:
+            path = self.folder / name
+            restored = on_every_rank(world, lambda: self.state.load(path, partial_optimizer, other_plan))
+            restored = replace(restored, damaged=tuple(damaged))
+        elif else_from is None:
+            return Restored()
+        else:
+            found = on_every_rank(world, lambda: is_there(else_from))
+            if not any(gather_objects(found)):
+                if world.is_rank_zero:
+                    warnings.warn(
+                        CheckpointWarning(
+                            f"else_from={str(else_from)!r}: nothing there; the run starts from the beginning."
+                        ),
+                        stacklevel=2,
+                    )
+                return Restored()
+            restored = on_every_rank(world, lambda: self.state.load_foreign(else_from, partial_optimizer))
+        self._compare_ranks(restored)
+        self._saved_at = time.monotonic()
+        return restored
+
+    def close(self) -> None:
+        """Let go of the folder and give the signals back; the end of the process does the same."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        if self._stop is not None:
+            self._stop.close()
+            self._stop = self._agree = None
+
+    def _start(self, world: World, to_write: bool) -> None:
+        """Once, before the folder is used: take its lock, clear what dead runs left, ask whether nodes share it."""
+
+        def take() -> None:
+            if self._lock is not None:
+                return
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock = folders.FolderLock(self.folder, LOCK_PATIENCE_S)
+                cleared = folders.clear_leftovers(self.folder)
+            except OSError as error:
+                if not to_write and error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+                    return  # a folder that can only be read can still be restored from
+                raise CheckpointError(
+                    f"{self.folder}: not usable for checkpoints: {error.strerror or error}.\n"
+                    "Fix: choose a folder that rank 0 can write to"
+                ) from error
+            if cleared:
+                logger.info("%s: removed %s, left by a run that was ended", self.folder, ", ".join(cleared))
+
+        if self._checked_nodes and (world.rank != 0 or self._lock is not None):
+            return
+        on_rank_zero(world, take)
+        if not self._checked_nodes and world.local_world_size < world.world_size:
+            self._refuse_private_folders(world)
+        self._checked_nodes = True
+
+    def _refuse_private_folders(self, world: World) -> None:
+        probe = on_rank_zero(world, lambda: folders.write_probe(self.folder) if self._lock else None)
+        if probe is None:
+            return
+        here = folders.sees_probe(self.folder, probe, PROBE_PATIENCE_S)
+        answers = gather_objects((socket.gethostname(), world.rank, here))
+        if world.is_rank_zero:
+            (self.folder / probe).unlink(missing_ok=True)
+        blind = [f"{host} (rank {rank})" for host, rank, seen in answers if not seen]
+        if blind:
+            raise CheckpointError(
+                f"{self.folder.resolve()}: what rank 0 writes on {answers[0][0]} is not there on {', '.join(blind)}. "
+                "A resumed run would find no checkpoint on those.\nFix: choose a folder on storage that all nodes share"
+            )
+
+    def _choose(self) -> tuple[str | None, list[str]]:
+        """The newest checkpoint that is whole to the last bit, and the damaged ones passed over."""
+        damaged: list[str] = []
+        present = folders.steps_in(self.folder)
+        for number, path in reversed(present):
+            problems = files.find_problems(path)
+            if not problems:
+                return path.name, damaged
+            self._damaged.add(number)
+            damaged.append(f"{path.name} ({', '.join(problems)})")
+        if present:
+            raise DamagedCheckpointsError(
+                f"{self.folder}: all {len(present)} checkpoints are damaged: {'; '.join(damaged)}.\n"
+                "Starting over would in time delete them. Fix: put a good copy back, or use another folder to start over"
+            )
+        return None, []
+
+    def _compare_ranks(self, restored: Restored) -> None:
+        """Every rank must now hold the same weights, progress and plan: a stale file cache would show here."""
+        facts = gather_objects(self.state.digests())
+        for what in ("weights", "progress", "plan"):
+            found = [fact[what] for fact in facts]
+            if any(value != found[0] for value in found):
+                others = [rank for rank, value in enumerate(found) if value != found[0]]
+                raise CheckpointError(
+                    f"after restoring {restored.path or 'the starting point'}, {what} of rank{'s' if others[1:] else ''} "
+                    f"{', '.join(map(str, others))} differ from rank 0's.\n"
+                    "Fix: do all ranks read the same file, on storage that is shared and consistent?"
+                )
+
+
+def _checked_keep(keep: int | None) -> int | None:
+    if keep is None or keep == -1:
+        return None
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise ValueError(f"keep={keep!r}: at least 1, or None (or -1) to keep every checkpoint")
+    return keep
