@@ -90,9 +90,9 @@ def _run(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **_: 
             f"torch is not installed for {sys.executable}, so no rank can start.",
             fix=f"{sys.executable} -m pip install torch, or start phalanx with the Python that has it",
         )
-    for note in spec.notes:
-        click.echo(f"phalanx run: {note}", err=True)
     spec = replace(spec, log_dir=_make_folder(spec.log_dir, given.get("log_dir")))
+    for line in (*spec.notes, headline(spec, placement)):
+        click.echo(f"phalanx run: {line}", err=True)
     from phalanx.launch.run import run  # torch is imported in there, once the variables it reads are set
 
     return run(spec)
@@ -181,6 +181,14 @@ def build_spec(
         command_line=tuple(command_line),
     )
     return spec, placement
+
+
+def headline(spec: RunSpec, placement: Placement) -> str:
+    """The line before the ranks' own output: how many, where, with how many threads, and the log folder."""
+    count = spec.nproc_per_node
+    ranks = f"{count} rank{'s' * (count > 1)}" + (" on this node" if spec.nnodes_max > 1 else "")
+    devices = [f"cuda:{i} is {label}" for i, label in enumerate(placement.devices)]
+    return "; ".join([ranks, *devices, placement.threads, f"logs in {spec.log_dir}"]) + "."
 
 
 def log_folder(asked: str, name: str, now: float | None = None) -> Path:
