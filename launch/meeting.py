@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 
 from phalanx.launch import values as checked
 from phalanx.launch.usage import UsageMistake
@@ -111,8 +110,12 @@ def _with_place(common: Meeting, backend: str | None, endpoint: str, values: Val
 
 def _backend(values: Values) -> str | None:
     given = values.get("rdzv_backend")
+    if given is None:
+        return None
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
+
     plugins = tuple(point.name for point in entry_points(group="torchrun.handlers"))
-    return checked.choice(values, "rdzv_backend", _BACKENDS + plugins) if given is not None else None
+    return checked.choice(values, "rdzv_backend", _BACKENDS + plugins)
 
 
 def _check_free(port: int, asked: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -129,8 +131,6 @@ def test_a_rank_that_fails_is_exit_code_1(folder: Path) -> None:
 
 
 def test_a_port_that_was_asked_for_is_where_the_ranks_meet(folder: Path) -> None:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -148,3 +148,20 @@ def test_a_recipes_help_is_shown_once() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("--epochs") >= 1
     assert "[rank" not in done.stdout
+
+
+def test_two_nodes_on_one_machine_meet_at_an_endpoint(folder: Path) -> None:
+    (folder / "meet.py").write_text(
+        "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\ntotal = torch.ones(1)\n"
+        "dist.all_reduce(total)\nprint('node', os.environ['GROUP_RANK'], 'total', total.item())\n"
+        "dist.destroy_process_group()\n"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    words = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint, "meet.py"]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda node: phalanx_run("--log-dir", f"logs-{node}", *words), range(2)))
+    assert [item.returncode for item in done] == [0, 0], done[0].stderr + done[1].stderr
+    lines = sorted(item.stdout.partition("] ")[2].strip() for item in done)
+    assert lines == ["node 0 total 2.0", "node 1 total 2.0"]
