@@ -128,7 +128,8 @@ class CheckpointManager:
         self._counts_steps = False
         self._damaged: set[int] = set()
         self._lock: folders.FolderLock | None = None
-        self._checked_nodes = False
+        self._ready = self._checked_nodes = False  # the same on every rank
+        self._agreed = self._saved_step = 0
         self._stop: StopFlag | None = None
         self._agree: DelayedMax | None = None
         self._saved_at = time.monotonic()
@@ -179,11 +180,15 @@ class CheckpointManager:
         wanted = self._stop.signal and _DUE + self._stop.signal
         if not wanted and self.every_s is not None and time.monotonic() - self._saved_at >= self.every_s:
             wanted = _DUE if world_or_single().is_rank_zero else 0
-        agreed = self._agree(wanted)
-        due = self.every_steps is not None and self.state.current_step() % self.every_steps == 0
-        if not agreed and not due:
+        self._agreed = max(self._agreed, self._agree(wanted))
+        if not getattr(self.state.loader, "is_last_micro", True):
+            return False  # within a step: its samples count as seen, and its update is still to come
+        step = self.state.current_step()
+        due = self.every_steps is not None and step % self.every_steps == 0 and step != self._saved_step
+        if not self._agreed and not due:
             return False
         path = self._save(values)
+        agreed, self._agreed = self._agreed, 0
         if agreed > _DUE:
             self._agree.finish()
             if world_or_single().is_rank_zero:
@@ -195,6 +200,7 @@ class CheckpointManager:
         world = world_or_single()
         self._start(world, to_write=True)
         step = self.state.current_step()
+        self.state.capture()
         # The first thing is to hear from every rank: with one of them gone this raises, and nothing is saved.
         steps = gather_objects(step)
         if len(set(steps)) > 1:
@@ -203,7 +209,7 @@ class CheckpointManager:
                 "Nothing was saved.\nFix: let every rank do the same number of steps before it saves"
             )
         on_rank_zero(world, lambda: self._write(step, values, world))
-        self._saved_at = time.monotonic()
+        self._saved_at, self._saved_step = time.monotonic(), step
         return self.folder / f"step-{step}"
 
     def _write(self, step: int, values: Mapping[str, Any], world: World) -> None:
@@ -328,6 +334,7 @@ class CheckpointManager:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        self._ready = False
         if self._stop is not None:
             self._stop.close()
             self._stop = self._agree = None
@@ -335,34 +342,32 @@ class CheckpointManager:
     def _start(self, world: World, to_write: bool) -> None:
         """Once, before the folder is used: take its lock, clear what dead runs left, ask whether nodes share it."""
 
-        def take() -> None:
-            if self._lock is not None:
-                return
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._lock = folders.FolderLock(self.folder, LOCK_PATIENCE_S)
-                cleared = folders.clear_leftovers(self.folder)
-            except OSError as error:
-                if not to_write and error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-                    return  # a folder that can only be read can still be restored from
-                raise CheckpointError(
-                    f"{self.folder}: not usable for checkpoints: {error.strerror or error}.\n"
-                    "Fix: choose a folder that rank 0 can write to"
-                ) from error
-            if cleared:
-                logger.info("%s: removed %s, left by a run that was ended", self.folder, ", ".join(cleared))
-
-        if self._checked_nodes and (world.rank != 0 or self._lock is not None):
+        if self._ready:
             return
-        on_rank_zero(world, take)
-        if not self._checked_nodes and world.local_world_size < world.world_size:
+        self._ready = on_rank_zero(world, lambda: self._take_folder(to_write))
+        if not self._checked_nodes and self._ready and world.local_world_size < world.world_size:
             self._refuse_private_folders(world)
-        self._checked_nodes = True
+            self._checked_nodes = True
+
+    def _take_folder(self, to_write: bool) -> bool:
+        """Lock and tidy the folder, on rank 0; False when it can only be read, which is enough to restore."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = folders.FolderLock(self.folder, LOCK_PATIENCE_S)
+            cleared = folders.clear_leftovers(self.folder)
+        except OSError as error:
+            if not to_write and error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+                return False
+            raise CheckpointError(
+                f"{self.folder}: not usable for checkpoints: {error.strerror or error}.\n"
+                "Fix: choose a folder that rank 0 can write to"
+            ) from error
+        if cleared:
+            logger.info("%s: removed %s, left by a run that was ended", self.folder, ", ".join(cleared))
+        return True
 
     def _refuse_private_folders(self, world: World) -> None:
-        probe = on_rank_zero(world, lambda: folders.write_probe(self.folder) if self._lock else None)
-        if probe is None:
-            return
+        probe = on_rank_zero(world, lambda: folders.write_probe(self.folder))
         here = folders.sees_probe(self.folder, probe, PROBE_PATIENCE_S)
         answers = gather_objects((socket.gethostname(), world.rank, here))
         if world.is_rank_zero:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from phalanx.dist import checkpoint_files as files
 from phalanx.dist.checkpoint_errors import CheckpointWarning, OptimizerMismatchError, PlanMismatchError
 from phalanx.dist.checkpoint_sources import MEMORY_FORMATS, Source, read_safetensors
+from phalanx.dist.engines.engine import engine_of
 from phalanx.dist.key_rewrites import StateDictError
 from phalanx.dist.optimizer_state import export_optimizer, parameter_names, prepare_optimizer
 from phalanx.dist.plain_values import decode, encode
@@ -77,6 +78,12 @@ class RunState:
     scheduler: Scheduler | None
     step: int = 0  # step and epoch are counted here only without a loader
     epoch: int = 0
+    _scaler: dict[str, Any] | None = None
+
+    def capture(self) -> None:
+        """Take what only the engine knows (fp16's loss scale). Every rank must call it before `write`."""
+        engine = engine_of(self.model)
+        self._scaler = None if engine is None else engine.export().get("scaler")
 
     def progress(self) -> dict[str, int]:
         """Where the run stands: the loader's progress, or what is counted here."""
@@ -112,6 +119,7 @@ class RunState:
             "loader": _encoded(self.loader, "loader.state_dict()"),
             "scheduler": _encoded(self.scheduler, "scheduler.state_dict()"),
             "optimizer": optimizer,
+            "scaler": self._scaler and encode(self._scaler, "the engine's scaler"),
             "model_extra": extra,
             "values": {name: encode(value, f"save({name}=...)") for name, value in values.items()},
             "world_size": world_size,
@@ -138,6 +146,9 @@ class RunState:
             return prepare_optimizer(self.optimizer, names, moments, state["optimizer"], partial_optimizer)
 
         self._load_both(path, weights, prepare)
+        engine, scaler = engine_of(self.model), decode(state["scaler"])
+        if engine is not None and scaler:
+            engine.load({**engine.export(), "scaler": scaler})
         progress = state["progress"]
         self._go_to(progress, loader_state)
         scheduler = decode(state["scheduler"])
