@@ -139,6 +139,7 @@ class ShardLoader:
         self._pass: object | None = None  # the pass under way: another one takes its place
         self._left_at: int | None = None  # the epoch of a pass that has begun and not ended
         self._finished: int | None = None
+        self._said_left_early = False
         self._audit()
 
     @property
@@ -322,13 +323,15 @@ class ShardLoader:
             )
 
     def _leave_early(self) -> None:
-        if self.training:
+        seen, steps = self.progress.step_in_epoch, self.plan.steps_per_epoch
+        if self.training and seen < steps and not self._said_left_early:
+            self._said_left_early = True
             _logger.warning(
                 "the pass over epoch %d was left after %d of %d steps: its other samples are not seen, the next "
                 "pass is epoch %d",
                 self.progress.epoch,
-                self.progress.step_in_epoch,
-                self.plan.steps_per_epoch,
+                seen,
+                steps,
                 self.progress.epoch + 1,
             )
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, step_in_epoch=0)
