@@ -46,17 +46,24 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 class MnistSettings(RunSettings):
     """Train a small convolutional network on MNIST, Fashion-MNIST, or the digits that come along."""
 
-    data: Literal["auto", "digits", "mnist", "fashion", "fake"] = (
-        "auto"  # auto: mnist if it is in --data-dir, else digits
-    )
-    data_dir: str = "data"  # folder of IDX files, flat or as torchvision lays them out
-    download: bool = False  # fetch mnist or fashion into --data-dir, once per node
-    validation_fraction: float = 0.1  # share of the training images that is held out
-    lr: float | None = None  # Adam's peak learning rate; goes up for a quarter of the run, then down to zero
+    # auto: mnist if it is in --data-dir, else digits
+    data: Literal["auto", "digits", "mnist", "fashion", "fake"] = "auto"
+    # folder of IDX files, flat or as torchvision lays them out
+    data_dir: str = "data"
+    # fetch mnist or fashion into --data-dir, once per node
+    download: bool = False
+    # share of the training images that is held out for validation
+    validation_fraction: float = 0.1
+    # Adam's peak learning rate: up to it for a quarter of the run, then down to zero; None: depends on the data
+    lr: float | None = None
+    # Adam's pull of the weights towards zero
     weight_decay: float = 1e-4
+    # share of the target that is spread over all classes; None: depends on the data
     label_smoothing: float | None = None
+    # of alpha dropout before the linear layers
     dropout: float = 0.1
-    augment: Literal["none", "shift", "affine"] | None = None  # random change of each training image
+    # random change of each training image; None: affine for digits, else none
+    augment: Literal["none", "shift", "affine"] | None = None
 
     def check(self) -> None:
         """Raise a SettingsError for a value out of range."""

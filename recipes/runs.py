@@ -55,7 +55,7 @@ def open_run(
     Without ``output_dir``: ``runs/<recipe>``, or ``runs/<recipe>-2``, -3, ... A run there that was cut
     short and has the same settings goes on; otherwise the next free name is taken, so that no run
     ever lands on another. With ``output_dir``, that very folder: the run in it goes on when its
-    settings are the same (``epochs`` may differ: it is trained further), else it is refused.
+    settings are the same (``epochs`` may grow: it is trained further), else it is refused.
     ``resume=False`` starts anew, and an earlier run in ``output_dir`` is renamed; a launcher's restart
     goes on all the same.
 
@@ -143,7 +143,7 @@ def _open_named(folder: Path, settings: Mapping[str, Any], resume: bool) -> RunF
     if (folder / SETTINGS_FILE).is_file():
         if resume:
             different = differences(folder, settings)
-            if different.keys() - {"epochs"}:
+            if different.keys() - {"epochs"} or not _more(*different.get("epochs", (0, 1))):
                 listed = ", ".join(
                     f"{name} ({was} there, {now} asked for)" for name, (was, now) in different.items()
                 )
@@ -169,6 +169,10 @@ def _open_named(folder: Path, settings: Mapping[str, Any], resume: bool) -> RunF
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / SETTINGS_FILE, to_yaml(settings))
     return RunFolder(folder, notes)
+
+
+def _more(was: Any, now: Any) -> bool:
+    return isinstance(was, int) and isinstance(now, int) and now > was
 
 
 def _going_on(folder: Path) -> tuple[str, ...]:

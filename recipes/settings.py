@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T", bound="RunSettings")
 
@@ -19,32 +21,40 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What every recipe takes. The comment beside a setting is its help."""
+    """What every recipe takes. The comment above a setting is its help."""
 
-    strategy: str = "auto"  # single or ddp; auto: ddp on several ranks
-    precision: str = "fp32"  # fp32, bf16 or fp16
-    global_batch_size: int | None = None  # samples per optimizer step, over all ranks
-    micro_batch_size: int | None = (
-        None  # at most so many samples per forward pass on one rank; None: a rank's whole share of a step
-    )
-    epochs: int | None = None  # passes over the training samples
-    seed: int = 0  # of the initial weights, the order, the augmentation and the validation split
-    virtual_ranks: int | None = None  # the same bits on any number of ranks that divides it
-    num_workers: int = 0  # processes that load samples, per rank; 0 loads them in the loop
-    checkpoint_every_steps: int | None = (
-        None  # save so often within an epoch, too; every epoch's end saves anyway
-    )
-    log_every_steps: int = 20  # a line in metrics.jsonl for every so many steps, of that step's batch
-    output_dir: str | None = (
-        None  # folder of the run; None: runs/<recipe>, or the next free runs/<recipe>-2, -3, ...
-    )
-    resume: bool = True  # go on with a run that was cut short; --no-resume starts anew, moving an earlier run in --output-dir aside
-    test_only: bool = False  # test the newest checkpoint of the run, train nothing
-    config: str | None = None  # YAML file of settings; what the command line says wins
-    print_config: bool = False  # print the settings as YAML and stop
-    ledger: str | None = (
-        None  # folder for a file per rank that notes which positions of the epoch each step took
-    )
+    # single or ddp; auto: ddp on several ranks
+    strategy: str = "auto"
+    # fp32, bf16 or fp16
+    precision: str = "fp32"
+    # samples per optimizer step, over all ranks; None: depends on the data
+    global_batch_size: int | None = None
+    # at most so many samples per forward pass on one rank; None: a rank's whole share of a step
+    micro_batch_size: int | None = None
+    # passes over the training samples; None: depends on the data
+    epochs: int | None = None
+    # of the initial weights, the order, the augmentation and the validation split
+    seed: int = 0
+    # the same bits on any number of ranks that divides it; None: the same samples only
+    virtual_ranks: int | None = None
+    # processes that load samples, per rank; 0 loads them in the loop
+    num_workers: int = 0
+    # save so often within an epoch; every epoch's end saves anyway
+    checkpoint_every_steps: int | None = None
+    # a line in metrics.jsonl for every so many steps, about that step's batch
+    log_every_steps: int = 20
+    # folder of the run; None: runs/<recipe>, or the next free of runs/<recipe>-2, -3, ...
+    output_dir: str | None = None
+    # go on with a run that was cut short; --no-resume starts anew and keeps an earlier run of --output-dir aside
+    resume: bool = True
+    # test the newest checkpoint of the run, train nothing
+    test_only: bool = False
+    # YAML file of settings; the command line wins over it
+    config: str | None = None
+    # print the settings as YAML and stop
+    print_config: bool = False
+    # folder for a file per rank that notes which positions of the epoch each step took
+    ledger: str | None = None
 
     def check(self) -> None:
         """Raise a SettingsError for a value out of range."""
@@ -80,8 +90,8 @@ def require(condition: bool, name: str, value: object, needed: str) -> None:
 def run_recipe(
     settings_type: type[T], train: Callable[[T], object], argv: Sequence[str] | None, prog: str
 ) -> None:
-    """Turn flags into settings and train; whatever the user asked for in vain is told by rank 0 alone, exit code 2."""
-    speaks = True
+    """Turn flags into settings and train; what was asked for in vain is told by rank 0 alone, exit code 2."""
+    speaks, problem = True, None
     try:
         speaks = is_rank_zero()
         settings = parse(settings_type, sys.argv[1:] if argv is None else argv, prog=prog, speaks=speaks)
@@ -91,13 +101,11 @@ def run_recipe(
             return
         train(settings)
     except SettingsError as error:
-        _refuse(prog, error, speaks)
-
-
-def _refuse(prog: str, error: Exception, speaks: bool) -> NoReturn:
-    if speaks:
-        print(f"{prog}: {error}", file=sys.stderr, flush=True)
-    raise SystemExit(2) from None
+        problem = str(error)
+    if problem is not None:  # out here, so that no launcher finds a traceback behind the exit
+        if speaks:
+            print(f"{prog}: {problem}", file=sys.stderr, flush=True)
+        raise SystemExit(2)
 
 
 def is_rank_zero() -> bool:
@@ -135,22 +143,21 @@ def parse(settings_type: type[T], argv: Sequence[str], *, prog: str, speaks: boo
     path = _config_path(argv)
     if path is not None:
         from_file = _as_words(settings_type, read_yaml(Path(path)), path)
-    settings = tyro.cli(
-        settings_type,
-        args=[*from_file, *argv],
-        prog=prog,
-        description=settings_type.__doc__,
-        console_outputs=speaks,
-    )
+    words = [*from_file, *argv]
+    with contextlib.ExitStack() as stack:
+        if not speaks:  # console_outputs=False still prints some errors (tyro 1.0)
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        settings = tyro.cli(settings_type, args=words, prog=prog, description=settings_type.__doc__)
     settings.check()
     return settings
 
 
 def _config_path(argv: Sequence[str]) -> str | None:
     path = None
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
-        if word == "--config":
-            path = following
+    for place, word in enumerate(argv):
+        if word == "--config" and place + 1 < len(argv):
+            path = argv[place + 1]
         elif word.startswith("--config="):
             path = word.partition("=")[2]
     return path
