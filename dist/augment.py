@@ -71,11 +71,21 @@ def augment_batch(
         height, width = images.shape[-2:]
         draws = Draws(derive_key(key, "augment", place), positions)
         images = transform.apply(images, transform.draw(draws, height, width))
+        if len(images) != len(positions):
+            raise ValueError(
+                f"{transform!r} made {len(images)} images of {len(positions)}: they would get other images' labels.\n"
+                "Fix: an apply that returns one image for each it is given, in order"
+            )
     return images
 
 
 def check_transforms(transforms: Sequence[Any]) -> tuple[Transform, ...]:
     """The transforms as a tuple, or a ValueError about the first that is none."""
+    if not isinstance(transforms, Sequence):
+        raise ValueError(
+            f"augment={transforms!r} is no sequence: transforms are carried out in order.\n"
+            "Fix: augment=[RandomCrop(4), HorizontalFlip()]"
+        )
     for place, transform in enumerate(transforms):
         if isinstance(transform, type) or not isinstance(transform, Transform):
             hint = (
@@ -112,6 +122,8 @@ def _shifted(images: Tensor, padded: Tensor, top: Tensor, left: Tensor) -> Tenso
     Every row of a window is one slice of memory, so the copy goes row by row and not pixel by pixel.
     """
     count, channels, height, width = images.shape
+    if count == 0:
+        return images.clone()
     padded_height, padded_width = padded.shape[-2:]
     planes = torch.arange(count * channels, device=images.device).view(count, channels, 1) * padded_height
     lines = torch.arange(height, device=images.device)
@@ -271,8 +283,8 @@ class Cutout:
         count, channels, height, width = images.shape
         side = torch.arange(self.size, device=images.device)
         # The centre is inside, so a line beyond the edge may be named by the edge: that is blank as well.
-        lines = (top + side).clamp_(0, height - 1).view(count, 1, -1, 1)
-        columns = (left + side).clamp_(0, width - 1).view(count, 1, 1, -1)
+        lines = (top + side).clamp_(0, height - 1).view(count, 1, self.size, 1)
+        columns = (left + side).clamp_(0, width - 1).view(count, 1, 1, self.size)
         planes = torch.arange(count * channels, device=images.device).view(count, channels, 1, 1)
         places = (planes * height + lines) * width + columns
         result = images.clone(memory_format=torch.contiguous_format)

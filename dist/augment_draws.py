@@ -46,17 +46,20 @@ class Draws:
     """
 
     def __init__(self, key: int, positions: NDArray[np.int64]) -> None:
-        start = np.array([key & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
-        counters = np.asarray(positions, dtype=np.int64).astype(np.uint64) + np.uint64(1)
-        self._base = mix(mix(start) + counters * _GAMMA)
+        self._key = key & 0xFFFFFFFFFFFFFFFF
+        self._positions = np.asarray(positions, dtype=np.int64)
+        self._base: NDArray[np.uint64] | None = None  # made when something is drawn
         self._index = 0
 
     def __len__(self) -> int:
         """Samples in the batch."""
-        return len(self._base)
+        return len(self._positions)
 
     def words(self) -> NDArray[np.uint64]:
         """64 random bits per sample, shape (n,)."""
+        if self._base is None:
+            start = mix(np.array([self._key], dtype=np.uint64))
+            self._base = mix(start + (self._positions.astype(np.uint64) + np.uint64(1)) * _GAMMA)
         self._index += 1
         step = np.array([self._index], dtype=np.uint64) * _GAMMA
         return mix(self._base + step)

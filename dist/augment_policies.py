@@ -63,6 +63,7 @@ def operation(name: str, images: Tensor, magnitude: float, fill: float = 0.0) ->
     The magnitude's unit is that of the tables: a slope (shear), pixels (translate), degrees counter-clockwise
     (rotate), factor - 1 (brightness, color, contrast, sharpness), bits kept (posterize), threshold in 0..1 (solarize).
 
+    >>> import torch
     >>> image = torch.tensor([[[[10, 200]]]], dtype=torch.uint8)
     >>> operation("solarize", image, 0.5).tolist()
     [[[[10, 55]]]]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Sampler, TensorDataset
 
 from phalanx.dist.audits import audit_same_dataset, hash_values
-from phalanx.dist.augment import Transform, augment_batch, check_images, check_transforms
+from phalanx.dist.augment import Transform, augment_batch, check_transforms
 from phalanx.dist.batches import BatchQueue
 from phalanx.dist.keys import derive_key
 from phalanx.dist.loaders import ShardLoader
@@ -21,9 +21,10 @@ from phalanx.dist.plan import Tail
 if TYPE_CHECKING:
     from phalanx.dist.world import World
 
-# Small batches are gathered and augmented several at a time, up to so many samples: an operation on a few images
-# costs its start. Rows do not depend on what stands beside them, so the batches are the same.
-_TOGETHER = 512
+# Batches are gathered and augmented several at a time, up to so many samples and so many pixels: an operation on a
+# few images costs its start. Rows do not depend on what stands beside them, so the batches are the same.
+_SAMPLES_TOGETHER = 2048
+_VALUES_TOGETHER = 1 << 22
 
 
 class TensorLoader(ShardLoader):
@@ -82,8 +83,8 @@ class TensorLoader(ShardLoader):
         _refuse(refused)
         _check_tensors(tensors)
         self.augment = check_transforms(augment) if augment is not None else ()
-        if self.augment:
-            check_images(tensors[0])
+        if self.augment:  # tried on one sample, so that what does not fit is known before the first step
+            augment_batch(tensors[0][:1], self.augment, key=0, positions=np.arange(min(1, len(tensors[0]))))
         if world is None:
             from phalanx.dist.world import world_or_single
 
@@ -109,7 +110,7 @@ class TensorLoader(ShardLoader):
         if self.world.world_size == 1 or not torch.distributed.is_initialized():
             return
         settings: dict[str, Any] = {**self.plan.to_dict(), "micro_batch_size": self.micro_batch_size}
-        settings["augment"] = repr(self.augment)
+        settings["augment"] = [_words(transform) for transform in self.augment]
         if self.sampler is not None:
             settings["order drawn from the sampler"] = hash_values(self._orders.draw(0))
         audit_same_dataset(self.dataset, self.world, settings=settings)
@@ -140,9 +141,10 @@ class _GatheredBatches:
         positions: list[Indices] = []
         indices: list[Any] = []
         epoch = queue.epoch
+        limit = min(_SAMPLES_TOGETHER, _VALUES_TOGETHER // max(1, self._loader.tensors[0][:1].numel()))
         for _, _, found in orders:
             fetched = pending[-1].fetched
-            if sizes and sum(sizes) + len(fetched) > _TOGETHER:
+            if sizes and sum(sizes) + len(fetched) > limit:
                 yield from self._together(epoch, positions, indices, sizes)
                 sizes, positions, indices = [], [], []
             sizes.append(len(fetched))
@@ -159,6 +161,13 @@ class _GatheredBatches:
         for size in sizes:
             yield tuple(tensor[start : start + size] for tensor in gathered)
             start += size
+
+
+def _words(transform: Transform) -> str:
+    """A transform as text that is equal on all ranks: the default ``repr`` names an address."""
+    kind = type(transform)
+    plain = kind.__repr__ is object.__repr__
+    return f"{kind.__module__}.{kind.__qualname__}" if plain else repr(transform)
 
 
 def _check_tensors(tensors: Sequence[Any]) -> None:
