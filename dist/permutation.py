@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -79,6 +81,11 @@ class KeyedPermutation:
         if not 0 <= position < self._num_items:
             raise IndexError(f"position {position} of a permutation of {self._num_items} items")
         return int(self.take(np.array([position], dtype=np.int64))[0])
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, self._num_items, _BLOCK):
+            stop = min(start + _BLOCK, self._num_items)
+            yield from self.take(np.arange(start, stop, dtype=np.int64)).tolist()
 
     def take(self, positions: Indices) -> Indices:
         """The elements at ``positions`` (int64, one-dimensional, in ``[0, num_items)``), as a new array.

@@ -49,7 +49,7 @@ def test_the_border_between_parts_counts(one: tuple[int | str, ...], other: tupl
 
 
 def test_numpy_integers_are_integers() -> None:
-    assert derive_key(np.int64(5), 7) == derive_key(5, 7)  # type: ignore[arg-type]
+    assert derive_key(np.int64(5), 7) == derive_key(5, 7)
 
 
 def test_low_bits_of_keys_are_uniform() -> None:

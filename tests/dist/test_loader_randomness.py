@@ -136,11 +136,15 @@ def test_evaluation_leaves_the_generators_alone(num_workers: int) -> None:
     loader = ShardLoader(
         Augmented(10), global_batch_size=4, num_workers=num_workers, collate_fn=_plain, world=world()
     )
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    before = (
+        torch.get_rng_state(),
+        random.getstate(),
+        np.random.get_state(legacy=False)["state"]["key"].tolist(),
+    )
     drawn = rows(loader)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
-    assert np.random.get_state()[1].tolist() == before[2]
+    assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before[2]
     assert len({row[1:] for row in drawn}) == 10
 
 

@@ -43,12 +43,12 @@ def test_50_samples_on_4_ranks_are_13_13_12_12() -> None:
 
 @pytest.mark.parametrize("num_items", [64, 70_001])
 def test_a_step_sees_the_same_samples_on_any_number_of_ranks(num_items: int) -> None:
-    dataset = range(num_items)
-    alone = ShardLoader(dataset, global_batch_size=20, shuffle=True, seed=4, world=world(), collate_fn=list)  # type: ignore[arg-type]
+    dataset: Any = range(num_items)
+    alone = ShardLoader(dataset, global_batch_size=20, shuffle=True, seed=4, world=world(), collate_fn=list)
     shared = [
         ShardLoader(
             dataset, global_batch_size=20, shuffle=True, seed=4, world=world(rank, 3), collate_fn=list
-        )  # type: ignore[arg-type]
+        )
         for rank in range(3)
     ]
     for whole, *parts in itertools.islice(zip(alone, *shared, strict=True), 4):

@@ -79,6 +79,7 @@ def test_blocks_join_without_a_seam() -> None:
     whole = order.take(positions)
     parts = [order.take(part) for part in np.array_split(positions, 7)]
     assert np.array_equal(whole, np.concatenate(parts))
+    assert list(order) == whole.tolist()
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,15 @@ def test_global_generators_neither_matter_nor_change() -> None:
         torch.manual_seed(rank)
         np.random.seed(rank)
         random.seed(rank)
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        before = (
+            torch.get_rng_state(),
+            random.getstate(),
+            np.random.get_state(legacy=False)["state"]["key"].tolist(),
+        )
         parts.append(list(ShardSampler(8, rank, 2)))
         assert torch.equal(torch.get_rng_state(), before[0])
         assert random.getstate() == before[1]
-        assert np.random.get_state()[1].tolist() == before[2]
+        assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before[2]
     assert sorted(parts[0] + parts[1]) == list(range(8))
 
 

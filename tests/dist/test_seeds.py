@@ -58,7 +58,7 @@ def test_bad_seeds_are_refused(seed: Any) -> None:
 
 
 def test_numpy_integers_are_seeds() -> None:
-    assert type(seed_everything(np.int64(3))) is int  # type: ignore[arg-type]
+    assert type(seed_everything(np.int64(3))) is int
 
 
 @pytest.mark.parametrize("benchmark", [False, True])

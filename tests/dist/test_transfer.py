@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+import phalanx.dist.transfer
 from phalanx.dist.loaders import ShardLoader
-from phalanx.dist.transfer import to_device
+from phalanx.dist.transfer import move_ahead, to_device
 from tests.dist.loading import numbers, world
 
 
@@ -42,7 +44,7 @@ def test_moving_keeps_the_kind_of_every_container() -> None:
     assert moved["b"].x.device.type == "meta"
     assert type(moved["c"]) is OrderedDict
     assert moved["c"]["d"][0].device.type == "meta"
-    assert batch["a"][0].device.type == "cpu"  # type: ignore[index,union-attr]
+    assert batch["a"][0].device.type == "cpu"  # type: ignore[index]
 
 
 def test_batches_are_moved_to_the_loaders_device() -> None:
@@ -62,6 +64,36 @@ def test_batches_on_cuda_are_those_of_the_cpu(num_workers: int) -> None:
     for _ in range(2):
         for (a,), (b,) in zip(here, there, strict=True):
             assert b.is_cuda
-            torch.cuda._sleep(1_000_000)  # later copies must not reach into a batch in use
+            torch.cuda._sleep(1_000_000)  # type: ignore[no-untyped-call]  # later copies must not reach into a batch in use
             assert torch.equal(a, (b * 1).cpu())
             assert here.progress == there.progress
+
+
+def test_the_next_copy_starts_before_a_batch_is_handed_out_and_each_waits_for_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The order of calls on CUDA, told by stand-ins for its streams."""
+    log: list[str] = []
+
+    class Event:
+        def record(self, stream: object) -> None:
+            self.name = log[-1].removeprefix("copy ")
+
+    class Stream:
+        def wait_event(self, event: Event) -> None:
+            log.append(f"wait {event.name}")
+
+    def copy(batch: str, device: torch.device, *, non_blocking: bool) -> str:
+        assert non_blocking
+        log.append(f"copy {batch}")
+        return batch
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(phalanx.dist.transfer, "to_device", copy)
+    pairs = iter([(1, "a"), (2, "b"), (3, "c")])
+    for first, _ in move_ahead(pairs, torch.device("cuda", 0)):
+        log.append(f"use {first}")
+    assert log == ["copy a", "copy b", "wait a", "use 1", "copy c", "wait b", "use 2", "wait c", "use 3"]
