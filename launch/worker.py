@@ -252,6 +252,8 @@ def _set_first_path(folder: str) -> None:
 def _fresh_main() -> types.ModuleType:
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = sys.modules["builtins"]
+    if sys.version_info < (3, 14):
+        module.__dict__.update(__annotations__={})
     sys.modules["__main__"] = module
     return module
 
@@ -260,11 +262,11 @@ def _run_script(path: str, args: Sequence[str]) -> None:
     sys.argv = [path, *args]
     module = _fresh_main()
     if os.path.isdir(path) or path.endswith((".zip", ".pyz")):  # as `python folder` does
-        _set_first_path(path)
+        _set_first_path(os.path.abspath(path))
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
     _set_first_path(_script_folder(path))
-    full_path = path if os.path.isabs(path) else os.path.join(os.getcwd(), path.removeprefix("./"))
+    full_path = os.path.join(os.getcwd(), path)  # not normalised, as in Python
     loader: importlib.machinery.SourceFileLoader | importlib.machinery.SourcelessFileLoader
     if path.endswith(".pyc"):
         loader = importlib.machinery.SourcelessFileLoader("__main__", full_path)
@@ -281,8 +283,6 @@ def _run_script(path: str, args: Sequence[str]) -> None:
         code = compile(source, full_path, "exec", dont_inherit=True)
     assert code is not None
     module.__dict__.update(__file__=full_path, __loader__=loader, __cached__=None)
-    if sys.version_info < (3, 14):
-        module.__dict__.update(__annotations__={})
     exec(code, module.__dict__)
 
 
