@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
 import math
 import warnings
@@ -11,9 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from phalanx.dist.engines.ddp import OPTIONS as DDP_OPTIONS
 from phalanx.dist.engines.ddp import DDPEngine, find_ddp
@@ -31,7 +32,7 @@ OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
 
 def parallelize(
     model: nn.Module,
-    optimizer: OptimizerT | Callable[[Iterable[nn.Parameter]], OptimizerT],
+    optimizer: OptimizerT | Callable[[Iterable[nn.Parameter]], OptimizerT] | None,
     strategy: str = "auto",
     *,
     precision: Precision = "fp32",
@@ -66,7 +67,7 @@ def parallelize(
     Args:
         model: The user's module, with the same parameters on every rank; values are taken from rank 0.
         optimizer: One without state whose parameters are all the model's, or a function of parameters (``Adam``,
-            ``lambda p: SGD(p, lr=0.1)``), called after the model is in place.
+            ``lambda p: SGD(p, lr=0.1)``), called after the model is in place. None for a model without trainable parameters.
         strategy: ``auto`` is ``ddp`` on several ranks and else ``single``.
         precision: ``bf16`` and ``fp16`` run the forward under autocast and return fp32; weights stay fp32.
         max_grad_norm: Clip the total gradient norm to this, more than 0, before each update, also in a plain loop.
@@ -110,7 +111,7 @@ def parallelize(
     engine: SingleEngine
     if ddp is None and strategy == "ddp" and not any(param.requires_grad for param in model.parameters()):
         logger.info("parallelize: no parameter of the model is trainable, so it is not wrapped")
-        _take_from_rank_zero(model)
+        _take_from_rank_zero([*model.parameters(), *model.buffers()])
         strategy = "single"
     if strategy == "single":
         engine = SingleEngine(model, ready, **common)  # type: ignore[arg-type]
@@ -188,7 +189,7 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _ready_optimizer(
-    model: nn.Module, optimizer: OptimizerT | Callable[[Iterable[nn.Parameter]], OptimizerT]
+    model: nn.Module, optimizer: OptimizerT | Callable[[Iterable[nn.Parameter]], OptimizerT] | None
 ) -> OptimizerT:
     """The optimizer over the model's own parameters.
 
@@ -197,6 +198,8 @@ def _ready_optimizer(
         TypeError: It is no optimizer, nor a function that returns one.
     """
     made = optimizer if isinstance(optimizer, Optimizer) else None
+    if optimizer is None and not any(param.requires_grad for param in model.parameters()):
+        return SGD(model.parameters(), lr=0.0)  # type: ignore[return-value]  # there is nothing to step
     if made is None and callable(optimizer):
         made = optimizer(model.parameters())
     if not isinstance(made, Optimizer):
@@ -222,11 +225,18 @@ def _ready_optimizer(
 
 
 def _wrap(model: nn.Module, device: torch.device, options: dict[str, Any]) -> DistributedDataParallel:
-    options = {"gradient_as_bucket_view": True, **options}
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    no_buffers = (
+        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    )  # torch < 2.14
+    options = {"gradient_as_bucket_view": True, no_buffers: False, **options}
+    if device.type == "cuda":
+        options["device_ids"] = [device]
     # Rank 0's weights and buffers go to every rank here. Later the engine sends the buffers, see DDPEngine.
-    return DistributedDataParallel(
-        model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False, **options
-    )
+    wrapped = DistributedDataParallel(model, **options)
+    if no_buffers == "broadcast_buffers":
+        _take_from_rank_zero(model.buffers())
+    return wrapped
 
 
 def _refuse_sync_batch_norm_on_cpu(model: nn.Module, device: torch.device) -> None:
@@ -241,6 +251,6 @@ def _refuse_sync_batch_norm_on_cpu(model: nn.Module, device: torch.device) -> No
 
 
 @torch.no_grad()
-def _take_from_rank_zero(model: nn.Module) -> None:
-    for tensor in [*model.parameters(), *model.buffers()]:
+def _take_from_rank_zero(tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
         dist.broadcast(tensor, src=0)

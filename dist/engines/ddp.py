@@ -71,7 +71,8 @@ class DDPEngine(SingleEngine):
         self._reduced = False  # since the last update
         self._checked = 0
         self._buffers = [buffer for buffer in ddp.module.buffers() if buffer.numel()] if sync_buffers else []
-        ddp.register_comm_hook(None, self._reduce)
+        # A lambda: DDP compares a hook's annotations with types, and postponed ones are text.
+        ddp.register_comm_hook(None, lambda state, bucket: self._reduce(bucket))
 
     def _reduction(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if last else self._ddp.no_sync()
@@ -99,7 +100,7 @@ class DDPEngine(SingleEngine):
             return 1.0 / self._world_size
         return loader.step_local_count / loader.global_count
 
-    def _reduce(self, state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def _reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """DDP's communication hook: this bucket's gradients times this rank's share, summed over ranks."""
         self.reductions += 1
         self._reduced = True
