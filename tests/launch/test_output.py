@@ -9,6 +9,7 @@ import re
 import select
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Sequence
@@ -216,10 +217,25 @@ def test_a_daemon_that_holds_the_pipe_does_not_hold_the_run(launcher: Launcher) 
 
 
 def test_a_log_folder_that_cannot_be_made_costs_one_warning(launcher: Launcher) -> None:
-    launcher.logs = Path("/proc/no-such-folder/logs")
-    done = launcher.run(launcher.script("print('fine')"), ranks=1)
-    assert (done.returncode, done.stdout) == (0, "fine\n")
-    assert done.stderr.count("the run goes on") == 1
+    launcher.script("print('fine')")
+    driver = launcher.script(
+        """
+        import sys
+        from pathlib import Path
+        from phalanx.launch.run import run
+        from phalanx.launch.spec import RunSpec, Target
+        target = Target(kind="script", name="script.py", display="script")
+        outcome = run(RunSpec(target=target, nproc_per_node=1, log_dir=Path("/proc/no-such-folder/logs")))
+        outcome() if callable(outcome) else sys.exit(outcome)
+        """,
+        "driver.py",
+    )
+    done = subprocess.run(
+        [sys.executable, driver], cwd=launcher.folder, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "the run goes on" in done.stderr
 
 
 # --------------------------------------------------------------------------- runs on a terminal
