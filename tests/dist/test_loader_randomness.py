@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import (
     Dataset,
     Subset,
+    WeightedRandomSampler,
     get_worker_info,
 )
 
@@ -111,19 +112,30 @@ def test_a_collate_function_draws_the_same_numbers_again(num_workers: int) -> No
 
 
 def test_the_loop_of_a_training_step_starts_from_its_key() -> None:
-    def draws(skip: int = 0) -> list[tuple[int, float, float, float]]:
+    def draws(seed: int, skip: int = 0) -> list[tuple[int, float, float, float]]:
         loader = ShardLoader(
-            Augmented(10), global_batch_size=4, micro_batch_size=2, shuffle=True, world=world(1, 2)
+            numbers(10), global_batch_size=4, micro_batch_size=2, shuffle=True, world=world(1, 2)
         )
         loader.load_state_dict(
             {**loader.state_dict(), "progress": Progress(step_in_epoch=skip, step=skip).to_dict()}
         )
+        torch.manual_seed(seed)  # wherever the generators stood before
+        np.random.seed(seed)
+        random.seed(seed)
         return [(loader.key, torch.rand(()).item(), float(np.random.rand()), random.random()) for _ in loader]
 
-    whole = draws()
+    whole = draws(0)
     assert len(set(whole)) == 3
-    assert draws(1) == whole[1:]
+    assert draws(1, skip=1) == whole[1:]
     assert whole[0][0] == Plan(10, 4, 2).key(0, 0, 1, "loop")
+
+
+def test_an_item_drawn_twice_in_an_epoch_draws_other_numbers() -> None:
+    sampler = WeightedRandomSampler([1.0, 0.0], 6)
+    loader = ShardLoader(Augmented(2), global_batch_size=4, sampler=sampler, world=world())
+    found = rows(loader)
+    assert {row[0] for row in found} == {0}
+    assert len({row[1:] for row in found}) == 6
 
 
 def test_micro_batches_of_a_step_have_keys_of_their_own() -> None:

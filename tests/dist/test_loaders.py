@@ -214,15 +214,21 @@ def test_leaving_a_pass_early_makes_the_next_one_the_next_epoch(caplog: pytest.L
     assert caplog.text == ""
 
 
-def test_a_pass_that_was_overtaken_ends_with_a_word() -> None:
-    loader = ShardLoader(numbers(40), global_batch_size=4, shuffle=True, world=world())
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_pass_that_was_overtaken_ends_with_a_word_and_takes_nothing_from_the_next(num_workers: int) -> None:
+    def make(workers: int) -> ShardLoader:
+        return ShardLoader(numbers(40), global_batch_size=4, shuffle=True, num_workers=workers, world=world())
+
+    reference = make(0)
+    epochs = [taken(reference) for _ in range(2)]
+    loader = make(num_workers)
     old = iter(loader)
-    next(old)
+    assert next(old)[0].tolist() == epochs[0][0]
     new = iter(loader)
-    assert next(new)
+    assert next(new)[0].tolist() == epochs[1][0]
     with pytest.raises(RuntimeError, match="has ended"):
         next(old)
-    assert len(list(new)) == 9
+    assert [batch[0].tolist() for batch in new] == epochs[1][1:]
 
 
 def test_steps_skipped_by_the_engine_stay_counted() -> None:
