@@ -125,9 +125,11 @@ def _shifted(images: Tensor, padded: Tensor, top: Tensor, left: Tensor) -> Tenso
     if count == 0:
         return images.clone()
     padded_height, padded_width = padded.shape[-2:]
-    planes = torch.arange(count * channels, device=images.device).view(count, channels, 1) * padded_height
-    lines = torch.arange(height, device=images.device)
-    starts = (planes + top.view(-1, 1, 1) + lines) * padded_width + left.view(-1, 1, 1)
+    plane, device = padded_height * padded_width, images.device
+    corners = torch.arange(0, count * channels * plane, plane, device=device).view(count, channels)
+    corners = corners + (top * padded_width + left).view(-1, 1)
+    lines = torch.arange(0, height * padded_width, padded_width, device=device)
+    starts = corners.unsqueeze(2) + lines
     slices = padded.view(-1).unfold(0, width, 1)
     return slices.index_select(0, starts.view(-1)).view(images.shape)
 
@@ -343,6 +345,6 @@ class Normalize:
         dtype = images.dtype if is_float else torch.float32
         mean, std = (values * channels if len(values) == 1 else values for values in (self.mean, self.std))
         scale, offset = _affine_of(mean, std, 1.0 if is_float else 255.0, dtype, images.device)
-        # Two rounded steps: a fused one would round vector remainders differently.
+        # Product and sum are rounded one by one: where a device fuses them, the bits are others.
         copied = images.to(dtype, copy=True, memory_format=torch.contiguous_format)
         return copied.mul_(scale).add_(offset)

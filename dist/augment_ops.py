@@ -1,9 +1,9 @@
 """The image operations of AutoAugment and its followers, on a whole batch, each image with its own magnitude.
 
 Every function takes images of shape (n, C, H, W), uint8 in 0..255 or floating point in 0..1, C = 1 or 3, and returns
-new ones of the same kind. An image's result depends on that image alone, to the bit: sums over an image are taken
-in integers, and products and sums of pixels in separate, correctly rounded steps (a fused multiply-add, which
-vectorised loops use but their remainders do not, would make a pixel depend on where it stands in the batch).
+new ones of the same kind. An image's result depends on that image alone, to the bit, on any device: sums over an
+image are taken in integers, and products and sums of pixels in separate steps that are rounded one by one (where
+they are fused, as on a GPU, the bits are others).
 """
 
 from __future__ import annotations

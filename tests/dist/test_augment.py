@@ -156,12 +156,13 @@ def test_rows_on_a_gpu_are_those_of_the_cpu(transform: Transform, dtype: Any) ->
 # Crop, shift, flip, cutout, normalise
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("channels", "dtype"), [(1, torch.uint8), (3, torch.uint8), (2, torch.float32)])
 @pytest.mark.parametrize("mode", ["constant", "reflect"])
-def test_random_crop_is_padding_and_a_window(mode: Any, channels: int) -> None:
-    images, crop = _images(30, channels), RandomCrop(4, mode=mode, fill=0 if mode == "reflect" else 9)
+def test_random_crop_is_padding_and_a_window(mode: Any, channels: int, dtype: Any) -> None:
+    images = _images(30, channels, dtype=dtype)
+    crop = RandomCrop(4, mode=mode, fill=0 if mode == "reflect" else 9)
     top, left = crop.draw(Draws(1, np.arange(30)), 19, 23)
-    padded = functional.pad(images.double(), (4, 4, 4, 4), mode=mode, value=crop.fill or None).to(torch.uint8)
+    padded = functional.pad(images.double(), (4, 4, 4, 4), mode=mode, value=crop.fill or None).to(dtype)
     for row, found in enumerate(crop.apply(images, (top, left))):
         window = padded[row, :, top[row] : top[row] + 19, left[row] : left[row] + 23]
         assert torch.equal(found, window)
