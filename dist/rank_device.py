@@ -71,6 +71,15 @@ def gpu_uuid(index: int | None) -> str:
         return ""
 
 
+def physical_gpu(index: int | None) -> str:
+    """``physical 5 (GPU-...)``: nvidia-smi's number, which ``cuda:2`` is not, and the UUID."""
+    from phalanx.dist.devices import visible_devices
+
+    physical = visible_devices().physical
+    number = physical[index] if index is not None and index < len(physical) else None
+    return f"physical {'unknown' if number is None else number} ({gpu_uuid(index)})"
+
+
 def warn_of_late_threads() -> None:
     """OpenMP reads its variables once: setting them after `import torch` changes nothing."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -30,7 +30,13 @@ from phalanx.dist.membership import (
     single_world,
     world_or_single,
 )
-from phalanx.dist.rank_device import choose_device, gpu_uuid, no_gpu_for_nccl, warn_of_late_threads
+from phalanx.dist.rank_device import (
+    choose_device,
+    gpu_uuid,
+    no_gpu_for_nccl,
+    physical_gpu,
+    warn_of_late_threads,
+)
 from phalanx.dist.rendezvous import (
     RanksMissing,
     RendezvousError,
@@ -127,7 +133,7 @@ def describe(world: World) -> str:
     """One line for a log: who this rank is and which physical GPU it has."""
     text = f"rank {world.rank} of {world.world_size} (local {world.local_rank}, node {world.node_rank}) on {world.device}"
     if world.device.type == "cuda":
-        text += f" = {gpu_uuid(world.device.index)}"
+        text += f" = {physical_gpu(world.device.index)}"
     return f"{text}, backend {world.backend}, from {world.source}"
 
 
