@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # the first optimizer imports it, and that sets a variable in the environment
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

@@ -597,3 +597,18 @@ def test_an_error_in_a_rank_is_not_swallowed(run_ranks: RankRunner) -> None:
 def _raise(rank: int, world_size: int) -> None:
     with rank_zero_first():
         raise OSError("disk")
+
+
+def _one_gpu(rank: int, world_size: int) -> list[object]:
+    world = init_world(timeout_s=60)
+    tensor = torch.ones(1, device=world.device)
+    dist.all_reduce(tensor)
+    return [str(world.device), world.backend, torch.cuda.current_device(), float(tensor), all_reduce_sum(2)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_rank_on_a_gpu(run_ranks: RankRunner) -> None:
+    # lib-080, lib-144: the device is set, and bound to the group, before the first collective
+    found = run_ranks(_one_gpu, world_size=1, backend=None, environ=torchrun_variables(1))
+    assert found == [["cuda:0", "cpu:gloo,cuda:nccl", 0, 1.0, 2]]
