@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.launch.node_gpus import NodeGpu, node_gpus
+from phalanx.launch.node_gpus import NodeGpu, NodeGpus, hold, node_gpus
 from phalanx.launch.options import Given
 from phalanx.launch.usage import UsageMistake, nearest
 from phalanx.launch.values import Values
@@ -24,41 +24,54 @@ class Placement:
     nproc_per_node: int
     gpus: tuple[str, ...] | None = None
     devices: tuple[str, ...] = ()
+    virtual_local_rank: bool = False  # each rank must see its own device alone
     omp_num_threads: int | None = None
     threads: str = ""
     notes: tuple[str, ...] = ()
 
 
-def place(values: Values, environ: Mapping[str, str] = os.environ) -> Placement:
+def place(values: Values, environ: Mapping[str, str] = os.environ, *, take: bool = False) -> Placement:
     """Read ``--gpus`` and ``--nproc-per-node`` against what this node has.
+
+    With ``take`` the GPUs are held until this process and what it forks have ended, so that two jobs started
+    together do not choose the same idle ones.
 
     Raises:
         UsageMistake: More ranks than GPUs, a GPU that does not exist or is in use, or a bad value.
     """
-    every, visible, notes = node_gpus(environ)
-    return choose(values, every=every, visible=visible, cores=available_cores(), environ=environ, notes=notes)
+    while True:
+        node = node_gpus(environ)
+        found, chosen = choose(values, node, cores=available_cores(), environ=environ)
+        lost = hold(chosen) if take else []
+        # A GPU that another job took this moment: look again, it is in use now. One asked for by name is shared.
+        if not lost or not _is_automatic(values):
+            return found
+
+
+def _is_automatic(values: Values) -> bool:
+    if "gpus" in values:
+        return values["gpus"].text.strip().lower().startswith("auto")
+    return "nproc_per_node" not in values
 
 
 def choose(
-    values: Values,
-    *,
-    every: Sequence[NodeGpu],
-    visible: Sequence[NodeGpu],
-    cores: int,
-    environ: Mapping[str, str],
-    notes: Sequence[str] = (),
-) -> Placement:
-    """The rule behind `place`, on a node given by its facts: all GPUs, the visible ones in CUDA's order, cores.
+    values: Values, node: NodeGpus, *, cores: int, environ: Mapping[str, str]
+) -> tuple[Placement, list[NodeGpu]]:
+    """The rule behind `place`, on a node given by its facts; also the GPUs that the ranks use.
 
     Without ``--gpus`` and ``--nproc-per-node``, one rank per visible GPU that nobody uses, 1 without a GPU.
     """
-    chosen, gpus, more = _devices(values, every, visible)
+    chosen, gpus, notes = _devices(values, node.every, node.visible)
     count = _rank_count(values.get("nproc_per_node"), chosen, cores, values.get("gpus"))
     if values.get("gpus") is None and values.get("nproc_per_node") is not None:
         if values["nproc_per_node"].text == "cpu":
-            gpus, chosen = ((), []) if visible else (None, [])
+            gpus, chosen = ((), []) if node.visible else (None, [])
         else:
             _check_enough(values["nproc_per_node"], count, chosen)
+    if node.one_per_process and chosen:
+        gpus = _entries(chosen[:count])
+    # Without the variable of ours, CUDA numbers the devices, and where it cannot be told how, nothing is said.
+    told = node.order_known or gpus is not None
     threads = environ.get("OMP_NUM_THREADS")
     own = None if threads else max(1, cores // count)
     words = (
@@ -66,14 +79,16 @@ def choose(
         if threads
         else f"OMP_NUM_THREADS={own} ({cores} core{'s' * (cores > 1)} for {count} rank{'s' * (count > 1)})"
     )
-    return Placement(
+    placement = Placement(
         nproc_per_node=count,
         gpus=gpus,
-        devices=tuple(gpu.label for gpu in chosen[:count]),
+        devices=tuple(gpu.label for gpu in chosen[:count]) if told else (),
+        virtual_local_rank=node.one_per_process and bool(chosen),
         omp_num_threads=own,
         threads=words,
-        notes=(*notes, *more),
+        notes=(*(node.notes if chosen else ()), *notes),
     )
+    return placement, list(chosen[:count]) if told else []
 
 
 def _devices(
@@ -203,7 +218,7 @@ def _check_enough(given: Given, count: int, chosen: Sequence[NodeGpu]) -> None:
 
 def _entries(gpus: Sequence[NodeGpu]) -> tuple[str, ...]:
     """By UUID, since CUDA and nvidia-smi may number differently."""
-    return tuple(gpu.uuid for gpu in gpus)
+    return tuple(gpu.uuid or str(gpu.index) for gpu in gpus)
 
 
 def _held(gpus: Sequence[NodeGpu]) -> str:

@@ -140,7 +140,7 @@ def build_spec(
         UsageMistake: A value is out of its range, or the values do not fit together.
     """
     meet = meeting(given)
-    placement = place(given)
+    placement = place(given, take="dry_run" not in given)
     grace_s = checked.seconds(given, "grace_s", zero=True)
     if grace_s is None:
         grace_s = checked.seconds(given, "shutdown_timeout", zero=True)
@@ -173,7 +173,7 @@ def build_spec(
         gpus=placement.gpus,
         role=checked.text(given, "role", "default"),
         run_path="run_path" in given,
-        virtual_local_rank="virtual_local_rank" in given,
+        virtual_local_rank="virtual_local_rank" in given or placement.virtual_local_rank,
         grace_s=base.grace_s if grace_s is None else grace_s,
         omp_num_threads=placement.omp_num_threads,
         signals_to_handle=base.signals_to_handle if signals is None else signals,

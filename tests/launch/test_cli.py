@@ -14,7 +14,9 @@ import pytest
 from phalanx import __version__
 from phalanx.launch import cli, entry
 from phalanx.launch.options import BY_KEY
-from phalanx.launch.run_command import log_folder
+from phalanx.launch.placement import Placement
+from phalanx.launch.run_command import headline, log_folder
+from phalanx.launch.spec import RunSpec, Target
 
 
 @pytest.fixture(autouse=True)
@@ -193,6 +195,18 @@ def test_dry_run_shows_ranks_devices_threads_command_and_folder(
     assert lines["log folder"] == "logs"
     assert lines["note"].startswith("--redirects has no effect: ")
     assert not Path("logs").exists()
+
+
+def test_the_headline_says_ranks_devices_threads_and_folder(tmp_path: Path) -> None:
+    spec = RunSpec(
+        target=Target(kind="script", name="x.py", display="x"), nproc_per_node=2, log_dir=Path("logs")
+    )
+    placement = Placement(
+        nproc_per_node=2, devices=("GPU 3 (H100, GPU-33)", "GPU 1 (H100, GPU-11)"), threads="t"
+    )
+    assert headline(spec, placement) == (
+        "2 ranks; cuda:0 is GPU 3 (H100, GPU-33); cuda:1 is GPU 1 (H100, GPU-11); t; logs in logs."
+    )
 
 
 def test_double_dash_before_target_passes_everything_on(capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.launch.node_gpus import NodeGpu
+from phalanx.launch.node_gpus import NodeGpu, NodeGpus
 from phalanx.launch.options import Given
 from phalanx.launch.placement import Placement, available_cores, choose
 from phalanx.launch.usage import UsageMistake
@@ -24,15 +24,23 @@ def placed(
     visible: list[NodeGpu] | None = None,
     cores: int = 8,
     environ: dict[str, str] | None = None,
+    order_known: bool = True,
+    one_per_process: bool = False,
 ) -> Placement:
     values = {}
     if gpus is not None:
         values["gpus"] = Given(gpus, "--gpus")
     if nproc is not None:
         values["nproc_per_node"] = Given(nproc, "--nproc-per-node")
-    return choose(
-        values, every=every, visible=every if visible is None else visible, cores=cores, environ=environ or {}
+    node = NodeGpus(
+        every=tuple(every),
+        visible=tuple(every if visible is None else visible),
+        order_known=order_known,
+        one_per_process=one_per_process,
     )
+    found, used = choose(values, node, cores=cores, environ=environ or {})
+    assert [gpu.label for gpu in used] == list(found.devices)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -136,6 +144,17 @@ def test_when_every_gpu_is_in_use_nothing_starts() -> None:
         placed(every=BUSY[:1])
     with pytest.raises(UsageMistake, match=r"0 of 1 visible GPUs are free. In use: GPU 0 by python"):
         placed("auto", every=BUSY[:1])
+
+
+def test_where_cudas_order_is_unknown_no_rank_is_said_to_run_on_a_gpu() -> None:
+    assert placed(order_known=False).devices == ()
+    assert placed("all", order_known=False).devices == tuple(gpu.label for gpu in FOUR)  # by UUID: certain
+
+
+def test_mig_instances_go_one_to_a_rank() -> None:
+    instances = [NodeGpu(0, "MIG-a"), NodeGpu(0, "MIG-b")]
+    found = placed(visible=instances, one_per_process=True)
+    assert (found.nproc_per_node, found.gpus, found.virtual_local_rank) == (2, ("MIG-a", "MIG-b"), True)
 
 
 def test_threads_are_the_cores_shared_among_the_ranks() -> None:
