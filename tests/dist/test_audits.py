@@ -146,6 +146,8 @@ def test_the_message_names_the_ranks_and_what_to_do() -> None:
     assert "ranks 1, 2 hold another number of samples" in message
     assert "rank 0: 10, rank 1: 9, rank 2: 8" in message
     assert explain_differences([dataset_fingerprint(Untouchable())] * 3) is None
+    assert "rank 1 holds another seed" in (explain_differences([{}, {"seed": 1}]) or "")
+    assert "rank 1 holds another seed" in (explain_differences([{"seed": 1}, {}]) or "")
 
 
 def test_a_single_process_has_nothing_to_compare() -> None:

@@ -200,6 +200,19 @@ def test_the_state_knows_its_place_within_blocks() -> None:
     assert sampler.state_dict() == {"seed": 0, "epoch": 1, "consumed": 0}
 
 
+def test_a_state_at_an_uneven_end_counts_no_more_than_there_is() -> None:
+    sampler = ShardSampler(10, 0, 4)
+    indices = iter(sampler)
+    for _ in range(3):
+        next(indices)
+    state = sampler.state_dict()
+    assert state == {"seed": 0, "epoch": 0, "consumed": 10}
+    resumed = ShardSampler(10, 0, 4)
+    resumed.load_state_dict(state)
+    assert list(resumed) == []
+    assert len(list(resumed)) == 3
+
+
 def test_batches_drawn_ahead_by_workers_are_left_out_when_the_count_is_given() -> None:
     dataset = TensorDataset(torch.arange(64))
     (order,) = shares(64, 1)
