@@ -102,14 +102,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     with path.open("xb") as file:
         file.write(head)
         for name in order:
-            digest, content = _hasher(), raw_bytes(tensors[name])
-            for start in range(0, len(content), _PIECE_BYTES):
-                piece = content[start : start + _PIECE_BYTES]
-                digest.update(piece)
-                file.write(piece)
-            hashes[name] = digest.hexdigest()
+            hashes[name] = _write_tensor(file, tensors[name])
         _sync(file)
     return FileRecord(len(head) + end, _together(head, hashes.values()), hashes)
+
+
+def _write_tensor(file: IO[bytes], tensor: Tensor) -> str:
+    """Write and hash one tensor; its copy, if one was needed, is gone before the next one's is made."""
+    digest, content = _hasher(), raw_bytes(tensor)
+    for start in range(0, len(content), _PIECE_BYTES):
+        piece = content[start : start + _PIECE_BYTES]
+        digest.update(piece)
+        file.write(piece)
+    return digest.hexdigest()
 
 
 def _dtype_name(name: str, tensor: Tensor) -> str:

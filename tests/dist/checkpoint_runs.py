@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the first optimizer imports it, and that sets a variable in the environment
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -1,0 +1,260 @@
+"""Several ranks save together and go on as any other number of ranks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from phalanx.dist import checkpoint_files as files
+from phalanx.dist.checkpoints import CheckpointError
+from phalanx.dist.world import gather_objects
+from tests.dist.checkpoint_runs import OPTIMIZERS, Run
+from tests.ranks import RankRunner
+
+
+def _train(rank: int, world_size: int, folder: str, until: int, save: bool) -> dict[str, Any]:
+    results = {}
+    for optimizer in OPTIMIZERS:
+        run = Run(Path(folder) / optimizer, optimizer)
+        step = run.checkpoints.restore().step
+        run.train(until)
+        if save:
+            run.checkpoints.save(rank=rank)
+        results[optimizer] = (step, run.weights())
+    return results
+
+
+def test_a_run_saved_on_two_ranks_goes_on_on_one_two_and_three(run_ranks: RankRunner, tmp_path: Path) -> None:
+    straight = run_ranks(_train, str(tmp_path / "straight"), 9, False, world_size=2)[0]
+    run_ranks(_train, str(tmp_path / "c"), 5, True, world_size=2)
+    for world_size in (1, 2, 3):
+        for results in run_ranks(_train, str(tmp_path / "c"), 9, False, world_size=world_size):
+            for optimizer, (step, weights) in results.items():
+                assert step == 5
+                for found, expected in zip(weights, straight[optimizer][1], strict=True):
+                    if world_size == 2:
+                        assert found == expected, optimizer
+                    assert found == pytest.approx(expected, abs=1e-12), optimizer
+
+
+def _fail_on_rank_zero(rank: int, world_size: int, folder: str) -> Any:
+    run = Run(Path(folder))
+    run.train(2, save_each=2)
+
+    def full(path: Path, value: Any) -> files.FileRecord:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_json, files.write_json = files.write_json, full
+    run.train(3)
+    with pytest.raises(CheckpointError) as caught:
+        run.checkpoints.save()
+    files.write_json = write_json
+    run.train(4)
+    run.checkpoints.save()
+    return str(caught.value)
+
+
+def test_a_full_disk_on_rank_zero_is_an_error_on_every_rank_and_no_hang(two_ranks: Scenarios) -> None:
+    for text in two_ranks["full disk"]:
+        assert "No space left on device" in text
+        assert "step-2" in text
+    assert sorted(os.listdir(two_ranks.folder / "full disk")) == [".lock", "step-2", "step-4"]
+
+
+def _private_folders(rank: int, world_size: int, folder: str) -> str:
+    run = Run(Path(folder) / f"node-{rank}")
+    with pytest.raises(CheckpointError) as caught:
+        run.checkpoints.restore()
+    return str(caught.value)
+
+
+def test_a_folder_that_nodes_do_not_share_is_refused_naming_them(
+    run_ranks: RankRunner, tmp_path: Path
+) -> None:
+    def node(rank: int) -> dict[str, str]:
+        return {
+            "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "GROUP_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
+        }  # fmt: skip
+
+    for text in run_ranks(_private_folders, str(tmp_path), world_size=2, environ=node):
+        assert "what rank 0 writes on" in text
+        assert "(rank 1)" in text
+        assert "storage that all nodes share" in text
+    assert not list((tmp_path / "node-0").glob(".probe*"))
+
+
+def _different_steps(rank: int, world_size: int, folder: str) -> str:
+    run = Run(Path(folder))
+    run.train(2)
+    if rank == 1:
+        run.loader.progress = type(run.loader.progress)(epoch=0, step_in_epoch=1, step=1)
+    with pytest.raises(CheckpointError) as caught:
+        run.checkpoints.save()
+    return str(caught.value)
+
+
+def test_ranks_at_different_steps_save_nothing(two_ranks: Scenarios) -> None:
+    for text in two_ranks["different steps"]:
+        assert "rank 0: 2, rank 1: 1" in text
+    assert os.listdir(two_ranks.folder / "different steps") == [".lock"]
+
+
+def _stale_read(rank: int, world_size: int, folder: str) -> str:
+    run = Run(Path(folder))
+    run.train(2, save_each=2)
+    if rank == 1:  # as if this rank's file system still showed it other bytes
+        digests = run.checkpoints.state.digests
+        run.checkpoints.state.digests = lambda: {**digests(), "weights": "stale"}  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError) as caught:
+        run.checkpoints.restore()
+    return str(caught.value)
+
+
+def test_ranks_that_read_different_weights_are_named(two_ranks: Scenarios) -> None:
+    for text in two_ranks["stale read"]:
+        assert "weights of rank 1 differ from rank 0's" in text
+
+
+def _fail_to_load_on_one_rank(rank: int, world_size: int, folder: str) -> str:
+    run = Run(Path(folder))
+    run.train(2, save_each=2)
+    if rank == 1:
+        run.scheduler.load_state_dict = None  # type: ignore[assignment,method-assign]
+    with pytest.raises((CheckpointError, TypeError)) as caught:
+        run.checkpoints.restore()
+    return str(caught.value)
+
+
+def test_an_error_on_one_rank_while_restoring_is_an_error_on_all(two_ranks: Scenarios) -> None:
+    texts = two_ranks["failing load"]
+    assert texts[0].startswith("rank 1: ")
+    assert texts[0].removeprefix("rank 1: ") == texts[1]
+
+
+def _stop(rank: int, world_size: int, folder: str, number: int) -> Any:
+    run = Run(Path(folder))
+    exit_status = None
+    try:
+        for batch in run.loader:
+            run.step(batch)
+            if rank == 1 and run.loader.progress.step == 2:
+                os.kill(os.getpid(), number)
+            run.checkpoints.maybe_save(note="asked")
+    except SystemExit as ending:
+        exit_status = ending.code
+    resumed = Run(Path(folder))
+    restored = resumed.checkpoints.restore()
+    return (
+        exit_status,
+        run.loader.progress.step,
+        restored.step,
+        restored.values,
+        resumed.weights() == run.weights(),
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_to_one_rank_lets_all_save_at_one_step_and_exit_75(
+    two_ranks: Scenarios, number: int
+) -> None:
+    assert two_ranks[f"signal {int(number)}"] == [(75, 3, 3, {"note": "asked"}, True)] * 2
+
+
+def _every(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> list[bool]:
+    run = Run(Path(folder), **options)
+    if rank == 1:  # a clock of its own, and one that would ask all the time
+        run.checkpoints._saved_at = -1e9
+    saved = []
+    for batch in run.loader:
+        run.step(batch)
+        saved.append(run.checkpoints.maybe_save())
+    run.checkpoints.close()
+    return saved
+
+
+def test_ranks_agree_when_it_is_time_and_only_rank_zeros_clock_counts(two_ranks: Scenarios) -> None:
+    assert two_ranks["every 2 steps"] == [[False, True, False, True]] * 2
+    assert two_ranks["every moment"] == [[False, True, True, True]] * 2
+
+
+def _accumulate(rank: int, world_size: int, folder: str) -> list[tuple[int, bool]]:
+    run = Run(Path(folder), every_steps=1, loader_options={"micro_batch_size": 2})
+    saved = []
+    for _ in run.loader:
+        if run.loader.progress.step == 1 and not run.loader.is_last_micro:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        try:
+            saved.append((run.loader.is_last_micro, run.checkpoints.maybe_save()))
+        except SystemExit:
+            break
+    run.checkpoints.close()
+    return saved
+
+
+def test_nothing_is_saved_between_the_micro_batches_of_a_step(two_ranks: Scenarios) -> None:
+    for saved in two_ranks["accumulation"]:
+        assert saved
+        assert all(last for last, was_saved in saved if was_saved)
+
+
+SCENARIOS: dict[str, Callable[[int, int, str], Any]] = {
+    "full disk": _fail_on_rank_zero,
+    "different steps": _different_steps,
+    "stale read": _stale_read,
+    "failing load": _fail_to_load_on_one_rank,
+    "every 2 steps": partial(_every, options={"every_steps": 2, "every_s": 1e6}),
+    "every moment": partial(_every, options={"every_s": 1e-9}),
+    "accumulation": _accumulate,
+    **{f"signal {int(n)}": partial(_stop, number=n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)},
+}
+
+
+def _all_scenarios(rank: int, world_size: int, folder: str) -> dict[str, Any]:
+    return {name: play(rank, world_size, str(Path(folder) / name)) for name, play in SCENARIOS.items()}
+
+
+class Scenarios(dict[str, list[Any]]):
+    """Each scenario's values, one per rank; its folder is named after it."""
+
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
+    """All scenarios played by one pair of ranks: starting ranks takes longer than any of them."""
+    folder = tmp_path_factory.mktemp("ranks")
+    results = RankRunner(folder)(_all_scenarios, str(folder), world_size=2, timeout_s=120)
+    played = Scenarios({name: [result[name] for result in results] for name in SCENARIOS})
+    played.folder = folder
+    return played
+
+
+def _peer_dies(rank: int, world_size: int, folder: str) -> Any:
+    run = Run(Path(folder))
+    run.train(2, save_each=2)
+    gather_objects(None)
+    run.train(3)
+    gather_objects(None)
+    if rank == 1:
+        return "gone"  # its process ends here, without saving
+    time.sleep(1)
+    try:
+        run.checkpoints.save()
+    except (RuntimeError, dist.DistBackendError) as error:
+        return f"raised {type(error).__name__}"
+    return "saved"
+
+
+def test_when_a_peer_is_gone_nothing_is_saved(run_ranks: RankRunner, tmp_path: Path) -> None:
+    assert run_ranks(_peer_dies, str(tmp_path / "c"), world_size=2)[0].startswith("raised")
+    assert sorted(os.listdir(tmp_path / "c")) == [".lock", "step-2"]
