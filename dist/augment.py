@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from phalanx.dist.augment_draws import Draws
 from phalanx.dist.keys import derive_key
+from phalanx.dist.plan import require_int
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -111,6 +112,15 @@ def check_images(images: Tensor) -> None:
         )
 
 
+def check_fill(fill: float, images: Tensor) -> None:
+    """ValueError unless these images can hold the value."""
+    if images.dtype == torch.uint8 and not (0 <= fill <= 255 and fill == int(fill)):
+        raise ValueError(
+            f"fill={fill} for uint8 images: their pixels are whole numbers of 0 to 255, and this one would come out as "
+            "another.\nFix: a whole number of 0 to 255, or put the transform after Normalize"
+        )
+
+
 def rows_to(parameters: NDArray[Any], images: Tensor) -> Tensor:
     """One parameter as a tensor beside the images."""
     return torch.from_numpy(np.ascontiguousarray(parameters)).to(images.device, non_blocking=True)
@@ -152,8 +162,7 @@ class RandomCrop:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise ValueError(f"padding={self.padding}: it would cut images smaller.\nFix: padding >= 0")
+        require_int("padding", self.padding, at_least=0)
         if self.mode not in ("constant", "reflect"):
             raise ValueError(
                 f"mode={self.mode!r} is unknown: nothing says what to pad with.\nFix: 'constant' or 'reflect'"
@@ -165,6 +174,7 @@ class RandomCrop:
         return draws.integers(places), draws.integers(places)
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        check_fill(self.fill, images)
         top, left = (rows_to(values, images) for values in parameters)
         sides = (self.padding,) * 4
         if self.mode == "constant":
@@ -206,11 +216,8 @@ class Shift:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.vertical < 0 or self.horizontal < 0:
-            raise ValueError(
-                f"Shift(vertical={self.vertical}, horizontal={self.horizontal}): both directions are drawn, so a negative "
-                "distance would be an empty range.\nFix: 0 or more pixels"
-            )
+        require_int("vertical", self.vertical, at_least=0)
+        require_int("horizontal", self.horizontal, at_least=0)
 
     def draw(self, draws: Draws, height: int, width: int) -> Parameters:
         """Rows moved down and columns moved right."""
@@ -219,6 +226,7 @@ class Shift:
         return down, right
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        check_fill(self.fill, images)
         down, right = (rows_to(values, images) for values in parameters)
         sides = (self.horizontal, self.horizontal, self.vertical, self.vertical)
         padded = functional.pad(images, sides, value=self.fill).contiguous()
@@ -272,8 +280,7 @@ class Cutout:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size={self.size}: nothing would be cut out.\nFix: a side of 1 pixel or more")
+        require_int("size", self.size, at_least=1)
 
     def draw(self, draws: Draws, height: int, width: int) -> Parameters:
         """Top and left of the square; it may begin outside."""
@@ -281,6 +288,7 @@ class Cutout:
         return draws.integers(height) - half, draws.integers(width) - half
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
+        check_fill(self.fill, images)
         top, left = (rows_to(values, images).view(-1, 1) for values in parameters)
         count, channels, height, width = images.shape
         side = torch.arange(self.size, device=images.device)

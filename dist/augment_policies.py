@@ -11,8 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from phalanx.dist import augment_ops
-from phalanx.dist.augment import Parameters, rows_to
+from phalanx.dist.augment import Parameters, check_fill, rows_to
 from phalanx.dist.augment_draws import Draws
+from phalanx.dist.plan import require_int
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +73,7 @@ def operation(name: str, images: Tensor, magnitude: float, fill: float = 0.0) ->
         raise ValueError(
             f"{name!r} is no operation: nothing could be done.\nFix: one of {', '.join(OPERATIONS)}"
         )
-    _check(name, images)
+    _check(name, images, fill)
     table = np.array([_row(name, magnitude, *images.shape[-2:])], dtype=np.float32)
     return _carry_out(OPERATIONS.index(name), images, np.zeros(len(images), dtype=np.int64), table, fill)
 
@@ -144,7 +145,8 @@ def _trivial_augment_table(bins: int) -> Table:
     )  # fmt: skip
 
 
-def _check(name: str, images: Tensor) -> None:
+def _check(name: str, images: Tensor, fill: float) -> None:
+    check_fill(fill, images)
     if images.shape[1] not in (1, 3):
         raise ValueError(
             f"{name} on images of {images.shape[1]} channels: grey levels are defined for 1 or 3.\n"
@@ -203,12 +205,13 @@ class RandAugment:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_bins(self.num_magnitude_bins)
-        if self.num_ops < 0 or not 0 <= self.magnitude < self.num_magnitude_bins:
+        require_int("num_ops", self.num_ops, at_least=0)
+        require_int("magnitude", self.magnitude, at_least=0)
+        require_int("num_magnitude_bins", self.num_magnitude_bins, at_least=2)
+        if self.magnitude >= self.num_magnitude_bins:
             raise ValueError(
-                f"RandAugment(num_ops={self.num_ops}, magnitude={self.magnitude}, num_magnitude_bins="
-                f"{self.num_magnitude_bins}): the strength is looked up in a table of {self.num_magnitude_bins}, for each "
-                "operation.\nFix: num_ops >= 0 and 0 <= magnitude < num_magnitude_bins"
+                f"magnitude={self.magnitude}: the strength is looked up in a table of {self.num_magnitude_bins}, which "
+                f"ends at {self.num_magnitude_bins - 1}.\nFix: a smaller magnitude, or a larger num_magnitude_bins"
             )
 
     def draw(self, draws: Draws, height: int, width: int) -> Parameters:
@@ -220,7 +223,7 @@ class RandAugment:
         return (codes,)
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
-        _check("RandAugment", images)
+        _check("RandAugment", images, self.fill)
         height, width = images.shape[-2:]
         table = _rows(_rand_augment_table(self.num_magnitude_bins, height, width), height, width)
         return _apply_rounds(images, parameters[0], table, self.fill)
@@ -242,7 +245,7 @@ class TrivialAugment:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_bins(self.num_magnitude_bins)
+        require_int("num_magnitude_bins", self.num_magnitude_bins, at_least=2)
 
     def draw(self, draws: Draws, height: int, width: int) -> Parameters:
         """Rows of the table of operations, magnitudes and directions, shape (n, 1)."""
@@ -250,13 +253,6 @@ class TrivialAugment:
         return (((numbers * self.num_magnitude_bins + bins) * 2 + draws.integers(2))[:, None],)
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
-        _check("TrivialAugment", images)
+        _check("TrivialAugment", images, self.fill)
         table = _rows(_trivial_augment_table(self.num_magnitude_bins), *images.shape[-2:])
         return _apply_rounds(images, parameters[0], table, self.fill)
-
-
-def _check_bins(bins: int) -> None:
-    if bins < 2:
-        raise ValueError(
-            f"num_magnitude_bins={bins}: a table of strengths needs both ends.\nFix: 2 or more (the papers' code has 31)"
-        )

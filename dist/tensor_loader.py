@@ -31,18 +31,23 @@ class TensorLoader(ShardLoader):
     """This rank's share of every step from tensors in memory: a `ShardLoader` without workers, much faster.
 
     The tensors are moved to ``device`` once; a batch is a gather there, and ``augment`` transforms the batch at
-    once. Batches, order, passes, attributes and progress are those of `ShardLoader`::
+    once. Batches, order, passes, attributes and progress are those of `ShardLoader`.
 
-        loader = TensorLoader(
-            images, labels, global_batch_size=512, shuffle=True,
-            augment=[RandomCrop(4), HorizontalFlip(), Normalize(0.2860, 0.3530)],
-        )
-        for x, y in loader:  # float32 from the uint8 images, which stay uint8 in memory
-            ...
+    >>> from phalanx.dist.augment import HorizontalFlip, Normalize, RandomCrop
+    >>> images, labels = torch.zeros(1000, 1, 28, 28, dtype=torch.uint8), torch.arange(1000)
+    >>> augment = [RandomCrop(4), HorizontalFlip(), Normalize(0.2860, 0.3530)]
+    >>> loader = TensorLoader(images, labels, global_batch_size=512, shuffle=True, augment=augment)
+    >>> for x, y in loader:  # on 2 ranks 256 and 244 samples each
+    ...     print(x.dtype, tuple(x.shape))
+    torch.float32 (512, 1, 28, 28)
+    torch.float32 (488, 1, 28, 28)
 
     *Randomness.* A sample's augmentation depends on (seed, epoch, position) and on its transform's place in the
     sequence alone, to the bit: not on the world size, the micro batch size, the device, or how often the run was
     killed. No generator is used. Transforms run in evaluation too: give an evaluation loader `Normalize` only.
+
+    *Speed.* On the CPU one operation after the other runs on torch's threads (``OMP_NUM_THREADS``); where other processes
+    want the same cores, one thread is fastest. ``benchmarks/tensor_loader.py`` compares with a DataLoader.
 
     Collective when there are several ranks: making one compares the ranks' tensors (shapes, types, a sample of their
     values) and settings.

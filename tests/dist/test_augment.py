@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
@@ -381,6 +383,11 @@ class _Halving:
             lambda: RandomCrop(19, mode="reflect").apply(_images(2), (np.zeros(2, int), np.zeros(2, int))),
             "19",
         ),
+        (lambda: RandomCrop(1.5), "1.5"),  # type: ignore[arg-type]
+        (lambda: augment_batch(_images(2), [RandomCrop(1, fill=0.5)], key=0, positions=np.arange(2)), "0.5"),
+        (lambda: augment_batch(_images(2), [Shift(1, 1, fill=256)], key=0, positions=np.arange(2)), "256"),
+        (lambda: augment_batch(_images(2), [Cutout(2, fill=-1)], key=0, positions=np.arange(2)), "-1"),
+        (lambda: operation("rotate", _images(2), 3.0, fill=float("nan")), "nan"),
         (lambda: Shift(-2, 0), "-2"),
         (lambda: HorizontalFlip(1.5), "1.5"),
         (lambda: HorizontalFlip(float("nan")), "nan"),
@@ -403,6 +410,28 @@ class _Halving:
     ],
 )
 def test_what_cannot_work_is_refused_with_value_and_remedy(make: Any, value: str) -> None:
-    with pytest.raises(ValueError, match=r"(?s)\nFix: \S") as caught:
+    with pytest.raises(ValueError, match=r"(?s)\nFix: \S|an integer of at least \d is needed") as caught:
         make()
     assert value in str(caught.value)
+
+
+_number = st.integers(-3, 40) | st.floats(-2.0, 2.0)
+
+
+@given(
+    kind=st.sampled_from([RandomCrop, Shift, HorizontalFlip, Cutout, Normalize, RandAugment, TrivialAugment]),
+    numbers=st.lists(_number, min_size=2, max_size=2),
+    is_float=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_numbers_are_refused_at_once_or_work(kind: Any, numbers: list[Any], is_float: bool) -> None:
+    arguments = numbers if kind in (Shift, Normalize, RandAugment) else numbers[:1]
+    try:
+        transform = kind(*arguments)
+    except ValueError as error:
+        if "Fix: " not in str(error) and "is needed" not in str(error):
+            raise
+        return
+    images = _images(3, 3, 7, 8, torch.float32 if is_float else torch.uint8)
+    found = augment_batch(images, [transform], key=1, positions=np.arange(3))
+    assert found.shape == images.shape

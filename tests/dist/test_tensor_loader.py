@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import gzip
 import importlib.util
 import json
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import TensorDataset, WeightedRandomSampler
 
@@ -27,20 +30,12 @@ from phalanx.dist.augment_draws import Draws
 from phalanx.dist.augment_policies import RandAugment, TrivialAugment
 from phalanx.dist.loaders import ShardLoader
 from phalanx.dist.tensor_loader import TensorLoader
-from phalanx.dist.world import World, init_world
+from phalanx.dist.world import init_world
 from tests.conftest import ROOT
+from tests.dist.loading import world
 from tests.ranks import RankRunner
 
 AUGMENT = [RandomCrop(2), HorizontalFlip(), RandAugment(2, 12), Normalize(0.4, 0.3), Cutout(4)]
-CPU = torch.device("cpu")
-
-
-def _world(rank: int = 0, world_size: int = 1) -> World:
-    """A made-up place among ranks, without a group."""
-    return World(
-        rank=rank, local_rank=rank, node_rank=0, world_size=world_size, local_world_size=world_size, device=CPU,
-        backend=None, source="single",
-    )  # fmt: skip
 
 
 def _data(count: int = 53, channels: int = 1) -> tuple[Tensor, Tensor]:
@@ -50,14 +45,14 @@ def _data(count: int = 53, channels: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def _loader(rank: int = 0, world_size: int = 1, count: int = 53, **options: Any) -> TensorLoader:
-    settings: dict[str, Any] = {
+    used: dict[str, Any] = {
         "global_batch_size": 16,
         "shuffle": True,
         "seed": 3,
         "augment": AUGMENT,
         **options,
     }
-    return TensorLoader(*_data(count), world=_world(rank, world_size), **settings)
+    return TensorLoader(*_data(count), world=world(rank, world_size), **used)
 
 
 def _rows(loader: TensorLoader, steps: int | None = None) -> dict[tuple[int, int], tuple[int, bytes]]:
@@ -70,6 +65,12 @@ def _rows(loader: TensorLoader, steps: int | None = None) -> dict[tuple[int, int
         if loader.is_last_micro and steps is not None and loader.progress.step_in_epoch == steps:
             break
     return found
+
+
+def test_the_example_in_the_docstring() -> None:
+    found = doctest.testmod(tensor_loader)
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 # The same batches as ShardLoader
@@ -89,8 +90,8 @@ def test_batches_and_attributes_are_those_of_shard_loader(tail: Any, world_size:
             "shuffle": shuffle,
             "tail": tail,
         }
-        ours = TensorLoader(*_data(), world=_world(rank, world_size), **options)
-        theirs = ShardLoader(TensorDataset(*_data()), world=_world(rank, world_size), **options)
+        ours = TensorLoader(*_data(), world=world(rank, world_size), **options)
+        theirs = ShardLoader(TensorDataset(*_data()), world=world(rank, world_size), **options)
         assert len(ours) == len(theirs)
         assert ours.plan == theirs.plan
         for _ in range(2):
@@ -115,7 +116,7 @@ def test_images_stay_bytes_until_the_batch() -> None:
 
 
 def test_one_tensor_gives_tuples_of_one_and_any_shape_will_do_without_transforms() -> None:
-    loader = TensorLoader(torch.arange(5.0), global_batch_size=2, world=_world())
+    loader = TensorLoader(torch.arange(5.0), global_batch_size=2, world=world())
     assert [batch[0].tolist() for batch in loader] == [[0.0, 1.0], [2.0, 3.0], [4.0]]
     assert {len(batch) for batch in loader} == {1}
 
@@ -189,13 +190,34 @@ def test_seed_epoch_and_position_each_change_the_augmentation(expected: dict[Any
     assert sum(other_seed[key] != same_order[key] for key in same_order) > 40
     images, labels = _data()
     alike = TensorLoader(
-        images[:1].expand(53, -1, -1, -1), labels, global_batch_size=16, augment=AUGMENT, world=_world()
+        images[:1].expand(53, -1, -1, -1), labels, global_batch_size=16, augment=AUGMENT, world=world()
     )
     first, second = (
         [image for _, image in _rows(alike).values()],
         [image for _, image in _rows(alike).values()],
     )
     assert len({*first, *second}) > 90
+
+
+@given(
+    count=st.integers(1, 70), batch=st.integers(1, 40), micro=st.none() | st.integers(1, 20), ranks=st.integers(1, 5),
+    tail=st.sampled_from(["uneven", "pad"]), seed=st.integers(-(2**63), 2**63 - 1), shuffle=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_ranks_together_deliver_the_rows_of_one_whatever_the_sizes(
+    count: int, batch: int, micro: int | None, ranks: int, tail: Any, seed: int, shuffle: bool
+) -> None:
+    options: dict[str, Any] = {
+        "count": count, "global_batch_size": batch, "tail": tail, "seed": seed, "shuffle": shuffle,
+        "augment": [RandomCrop(3), TrivialAugment()],
+    }  # fmt: skip
+    expected = _rows(_loader(**options))
+    assert len(expected) == count
+    found: dict[Any, Any] = {}
+    for rank in range(ranks):
+        for key, row in _rows(_loader(rank, ranks, micro_batch_size=micro, **options)).items():
+            assert found.setdefault(key, row) == row, "padding repeats the row of its position"
+    assert found == expected
 
 
 # Steps without a sample, generators
@@ -252,7 +274,7 @@ class _Plain:
 
 def _on_a_real_rank(rank: int, world_size: int) -> tuple[list[str], dict[tuple[int, int], tuple[int, bytes]]]:
     """What is said to ranks with different values, different transforms, and equal ones; and a rank's rows."""
-    init_world()
+    initworld()
     said = []
     for what in ("values", "transforms", "nothing"):
         images, labels = _data()
@@ -303,13 +325,13 @@ def test_real_ranks_share_the_rows_of_one_and_are_told_when_they_differ(
 )
 def test_what_cannot_work_is_refused(tensors: Any, options: Any, value: str) -> None:
     with pytest.raises(ValueError, match=value):
-        TensorLoader(*tensors, world=_world(), **{"global_batch_size": 4, **options})
+        TensorLoader(*tensors, world=world(), **{"global_batch_size": 4, **options})
 
 
 @pytest.mark.parametrize("name", ["num_workers", "collate_fn", "pin_memory"])
 def test_options_of_data_loader_are_refused(name: str) -> None:
     with pytest.raises(TypeError, match=rf"(?s){name}.*Fix:.*ShardLoader"):
-        TensorLoader(*_data(), global_batch_size=4, world=_world(), **{name: 1})
+        TensorLoader(*_data(), global_batch_size=4, world=world(), **{name: 1})
 
 
 # The benchmark
