@@ -14,8 +14,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -396,13 +395,9 @@ class Agent(SimpleElasticAgent):
     def _may_restart(self) -> bool:
         return self._remaining_restarts > 0 and self._supervisor.ended_by is None
 
-    @contextmanager
-    def _may_be_interrupted(self) -> Iterator[None]:
-        with self._interrupts.immediate():
-            yield
-
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        with self._may_be_interrupted():
+        self._store = worker_group.store = None  # its server's port may be wanted again
+        with self._interrupts.immediate():
             super()._rendezvous(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:

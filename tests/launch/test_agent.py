@@ -19,7 +19,10 @@ READY = """
 import os, signal, sys, time
 rank = os.environ["RANK"]
 def ready():
-    open(f"ready-{rank}", "w").write(str(os.getpid()))
+    # Renamed at the end: a signal during the implicit close of a file would be lost with its exception.
+    with open(f".ready-{rank}", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(f".ready-{rank}", f"ready-{rank}")
 """
 
 
@@ -76,7 +79,8 @@ def test_a_signal_reaches_every_rank_as_itself(
     """And is no reason for a restart."""
     body = f"""
 def stop(signum, frame):
-    open(f"stopped-{{rank}}", "a").write(f"{{signum}} ")
+    with open(f"stopped-{{rank}}", "a") as file:
+        file.write(f"{{signum}} ")
     sys.exit({rank_codes})
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGINT, stop)
