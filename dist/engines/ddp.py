@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from phalanx.dist.engines.engine import CountingLoader
 from phalanx.dist.engines.precision import Precision
@@ -29,10 +29,11 @@ CHECKED_STEPS = 3  # whether every parameter takes part shows in the first steps
 class DDPEngine(SingleEngine):
     """Training on several ranks, each with the whole model.
 
-    *Weights.* DDP averages over ranks, which is off as soon as ranks have different numbers of samples. Here each bucket
-    is multiplied by this rank's share of the step's samples and summed. With a ``loader`` the share is ``step_local_count /
-    global_count`` and the loop's loss is the mean over this rank's samples; without one it is ``1 /
-    world_size``, as in plain DDP. A rank with a stand-in batch contributes zeros, whatever its loss was.
+    *Weights.* DDP averages over ranks, which is off as soon as ranks have different numbers of samples. With a ``loader`` the
+    loop's loss is the mean over this rank's samples, and gradients are weighted by ``step_local_count / global_count``:
+    in steps where shares differ, hooks on the parameters multiply each gradient before DDP averages. A rank with a
+    stand-in batch contributes zeros, whatever its loss was. Where all ranks have as many samples there is nothing to do, and DDP's
+    own all-reduce is left as it is.
 
     *Buffers* (batch norm's running statistics) are rank 0's: after each optimizer step the others take them over, rather
     than in each forward as DDP does, which breaks two forwards before one backward. ``broadcast_buffers=False`` leaves
@@ -60,81 +61,67 @@ class DDPEngine(SingleEngine):
         super().__init__(
             model, optimizer, device=device, precision=precision, max_grad_norm=max_grad_norm, loader=loader
         )
-        self.reductions = 0  # buckets all-reduced so far
         self._ddp = ddp
         self._group: dist.ProcessGroup = ddp.process_group
         self._world_size = dist.get_world_size(self._group)
-        self._ours = False  # inside our own backward(): the loss was divided already
-        self._kept: dict[Tensor, Tensor] | None = (
-            None  # a stand-in's real gradients, from earlier micro batches
-        )
-        self._reduced = False  # since the last update
+        self._weight = 1.0  # what the hooks below multiply gradients with
+        self._hooks: list[RemovableHandle] = []  # attached while the weight is not 1
+        self._reduces = False  # a forward since the last update was one whose backward reduces
         self._checked = 0
         self._buffers = [buffer for buffer in ddp.module.buffers() if buffer.numel()] if sync_buffers else []
-        # A lambda: DDP compares a hook's annotations with types, and postponed ones are text.
-        ddp.register_comm_hook(None, lambda state, bucket: self._reduce(bucket))
+        # Not compiled: a trace would fix the counts of the batch it saw.
+        ddp.register_forward_pre_hook(torch.compiler.disable(self._before_forward))
 
     def _reduction(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if last else self._ddp.no_sync()
 
     def _backward(self, loss_sum: Tensor, global_count: int) -> None:
         stands_in = self.loader is not None and self.loader.local_count == 0
-        syncs = bool(self._ddp.require_backward_grad_sync)
-        if stands_in and not syncs:
+        if stands_in and not self._ddp.require_backward_grad_sync:
             return  # nothing to add, and nobody waits
-        if stands_in:
-            # What earlier micro batches left must survive, and a NaN of the stand-in must not reach it.
-            self._kept = {param: param.grad.clone() for param in self._params if param.grad is not None}
-        self._ours = True
-        try:
-            # Mean over ranks below: shares that add up to 1 keep gradients that are reduced already as they are.
-            loss = loss_sum * (self._world_size / global_count)
-            self._scaled(loss).backward()  # type: ignore[no-untyped-call]
-        finally:
-            self._ours, self._kept = False, None
+        self._weigh(0.0 if stands_in else 1.0)
+        # DDP averages. Gradients that are reduced already (of another loss in this step) stay as they are.
+        loss = loss_sum * (self._world_size / global_count)
+        self._scaled(loss).backward()  # type: ignore[no-untyped-call]
 
-    def _share(self) -> float:
-        """This rank's part of the sum; all ranks' add up to 1."""
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        """For the plain loop: the backward that follows is of the batch yielded last."""
+        if not torch.is_grad_enabled():
+            return
+        self._reduces = self._reduces or bool(self._ddp.require_backward_grad_sync)
         loader = self.loader
-        if self._ours or loader is None or loader.global_count == 0:
-            return 1.0 / self._world_size
-        return loader.step_local_count / loader.global_count
+        if loader is None or loader.global_count == 0:
+            return
+        self._weigh(loader.step_local_count * self._world_size / loader.global_count)
 
-    def _reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """DDP's communication hook: this bucket's gradients times this rank's share, summed over ranks."""
-        self.reductions += 1
-        self._reduced = True
-        buffer = bucket.buffer()
-        share = self._share()
-        if self._kept is not None:
-            buffer.zero_()
-            for param, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
-                if param in self._kept:
-                    view.copy_(self._kept[param])
-        if share == 0:
-            buffer.zero_()  # not times 0: a NaN of a stand-in batch would stay
-        elif share != 1:
-            buffer.mul_(share)
-        if self._world_size == 1:
-            done: torch.futures.Future[Tensor] = torch.futures.Future()
-            done.set_result(buffer)
-            return done
-        work = dist.all_reduce(buffer, group=self._group, async_op=True)
-        future: torch.futures.Future[Tensor] = work.get_future().then(_first)
-        return future
+    def _weigh(self, weight: float) -> None:
+        """Multiply this rank's gradients by ``weight`` from now on, relative to DDP's average over ranks."""
+        self._weight = weight
+        if weight == 1:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
+        elif not self._hooks:
+            trainable = [param for param in self._ddp.module.parameters() if param.requires_grad]
+            self._hooks = [param.register_hook(self._weighted) for param in trainable]
+
+    def _weighted(self, gradient: Tensor) -> Tensor:
+        if self._weight == 0:
+            return torch.zeros_like(gradient)  # not times 0: a NaN of a stand-in batch would stay
+        return gradient * self._weight
 
     def _check_gradients(self) -> None:
         """Raise when gradients were never reduced, or (in the first steps) when parameters got none."""
         if self._checked < CHECKED_STEPS:
             self._check_unused()
-        if not self._reduced and any(param.grad is not None for param in self._params):
+        if not self._reduces and any(param.grad is not None for param in self._params):
             raise RuntimeError(
                 "optimizer.step() with gradients that were not reduced over the ranks: their weights would drift apart.\n"
                 "Either no micro step was the last one, all were in no_sync(), or the forward was called on the module "
                 "inside (model.module(x)).\n"
                 "Fix: call the model that parallelize returned, and let the step's last micro_step have last=True"
             )
-        self._reduced = False
+        self._reduces = False
 
     def _check_unused(self) -> None:
         if self._ddp.find_unused_parameters or self._ddp.static_graph:
@@ -171,10 +158,6 @@ class DDPEngine(SingleEngine):
             # A copy, since a view of another dtype needs an aligned start.
             buffer.copy_(flat[start:end].clone().view(buffer.dtype).view(buffer.shape))
             start = end
-
-
-def _first(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return future.value()[0]
 
 
 def find_ddp(model: nn.Module) -> DistributedDataParallel | None:

@@ -11,9 +11,9 @@ import torch
 import torch._dynamo  # the first optimizer imports it, and that sets a variable in the environment
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.optim import SGD
 
-from phalanx.dist.engines.ddp import DDPEngine
 from phalanx.dist.engines.engine import StepInfo
 from phalanx.dist.parallel import parallelize
 from tests.ranks import RankRunner
@@ -214,20 +214,27 @@ def test_exported_keys_are_the_users(run_ranks: RankRunner) -> None:
 
 
 def _options(rank: int, world_size: int) -> list[Any]:
-    model, optimizer, engine = parallelize(
-        nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))), _sgd, bucket_cap_mb=0.01, static_graph=True
-    )
-    assert isinstance(engine, DDPEngine)
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+    model, optimizer, _ = parallelize(net, _sgd, bucket_cap_mb=0.01, static_graph=True)
+    buckets = 0
+
+    def count(state: object, bucket):
+        nonlocal buckets
+        buckets += 1
+        return default_hooks.allreduce_hook(None, bucket)
+
+    model.register_comm_hook(None, count)
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.ones(2, 64)).sum().backward()
         optimizer.step()
-    return [engine.reductions]
+    return [buckets, model.static_graph]
 
 
 def test_options_reach_ddp(run_ranks: RankRunner) -> None:
-    (buckets,), _ = run_ranks(_options, world_size=2)
-    assert buckets > 3 * 2  # one bucket of the default size would be 1 a step
+    (buckets, static), _ = run_ranks(_options, world_size=2)
+    assert buckets > 3 * 2  # with the default size it would be one a step
+    assert static
 
 
 @pytest.mark.gpu
