@@ -274,7 +274,7 @@ class _Plain:
 
 def _on_a_real_rank(rank: int, world_size: int) -> tuple[list[str], dict[tuple[int, int], tuple[int, bytes]]]:
     """What is said to ranks with different values, different transforms, and equal ones; and a rank's rows."""
-    initworld()
+    init_world()
     said = []
     for what in ("values", "transforms", "nothing"):
         images, labels = _data()
