@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,7 +71,8 @@ class DDPEngine(SingleEngine):
         self._checked = 0
         self._buffers = [buffer for buffer in ddp.module.buffers() if buffer.numel()] if sync_buffers else []
         # Not compiled: a trace would fix the counts of the batch it saw.
-        ddp.register_forward_pre_hook(torch.compiler.disable(self._before_forward))
+        before: Callable[..., None] = torch.compiler.disable(self._before_forward)  # type: ignore[no-untyped-call]
+        ddp.register_forward_pre_hook(before)
 
     def _reduction(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if last else self._ddp.no_sync()

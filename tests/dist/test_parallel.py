@@ -49,6 +49,7 @@ def _train(rank: int, world_size: int, optimizer: str, how: str) -> list[Any]:
     model, opt, engine = parallelize(
         _net(), make, loader=loader, max_grad_norm=0.5 if how == "clip" else None
     )
+    forward = torch.compile(model, backend="eager") if how == "compiled" else model
     ran = reductions = 0
     if isinstance(engine, DDPEngine):
 
@@ -60,8 +61,8 @@ def _train(rank: int, world_size: int, optimizer: str, how: str) -> list[Any]:
         model.register_comm_hook(None, count)
     for _ in range(4):
         for x, y in loader:
-            if how in ("plain", "clip"):
-                loss = F.cross_entropy(model(x), y)
+            if how in ("plain", "clip", "compiled"):
+                loss = F.cross_entropy(forward(x), y)
                 opt.zero_grad()
                 loss.backward()
                 opt.step()
@@ -95,12 +96,19 @@ def one_rank() -> dict[tuple[str, str], list[float]]:
                     if clip:
                         nn.utils.clip_grad_norm_(model.parameters(), clip)
                     optimizer.step()
-            for how in ("clip",) if clip else ("plain", "engine", "accumulate"):
+            for how in ("clip",) if clip else ("plain", "engine", "accumulate", "compiled"):
                 found[name, how] = _weights(model)
     return found
 
 
-CASES = [("adam", "plain"), ("sgd", "plain"), ("adam", "accumulate"), ("sgd", "engine"), ("sgd", "clip")]
+CASES = [
+    ("adam", "plain"),
+    ("sgd", "plain"),
+    ("adam", "accumulate"),
+    ("sgd", "engine"),
+    ("sgd", "clip"),
+    ("sgd", "compiled"),
+]
 
 
 def _train_all(rank: int, world_size: int) -> list[Any]:
