@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T", bound="RunSettings")
 
@@ -25,8 +25,8 @@ class RunSettings:
 
     # single or ddp; auto: ddp on several ranks
     strategy: str = "auto"
-    # fp32, bf16 or fp16
-    precision: str = "fp32"
+    # of the forward pass; weights stay fp32
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     # samples per optimizer step, over all ranks; None: depends on the data
     global_batch_size: int | None = None
     # at most so many samples per forward pass on one rank; None: a rank's whole share of a step

@@ -32,7 +32,7 @@ T = TypeVar("T")
 def from_rank_zero(make: Callable[[], T]) -> T:
     """Rank 0's value of ``make()`` on every rank; its SettingsError is one on every rank. Collective."""
     answer: tuple[T | None, str | None] = (None, None)
-    if gather_rank() == 0:
+    if rank() == 0:
         try:
             answer = (make(), None)
         except SettingsError as error:
@@ -44,7 +44,7 @@ def from_rank_zero(make: Callable[[], T]) -> T:
     return found
 
 
-def gather_rank() -> int:
+def rank() -> int:
     """This process's rank, 0 without a group."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
