@@ -9,6 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from phalanx.dist.augment import Cutout as Cutout
+    from phalanx.dist.augment import HorizontalFlip as HorizontalFlip
+    from phalanx.dist.augment import Normalize as Normalize
+    from phalanx.dist.augment import RandomCrop as RandomCrop
+    from phalanx.dist.augment import Shift as Shift
+    from phalanx.dist.augment import augment_batch as augment_batch
+    from phalanx.dist.augment_policies import RandAugment as RandAugment
+    from phalanx.dist.augment_policies import TrivialAugment as TrivialAugment
     from phalanx.dist.checkpoints import CheckpointManager as CheckpointManager
     from phalanx.dist.checkpoints import Restored as Restored
     from phalanx.dist.devices import Gpu as Gpu
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from phalanx.dist.state_dict import load_state_dict as load_state_dict
     from phalanx.dist.state_dict import match_state_dict as match_state_dict
     from phalanx.dist.state_dict import unwrap as unwrap
+    from phalanx.dist.tensor_loader import TensorLoader as TensorLoader
     from phalanx.dist.world import World as World
     from phalanx.dist.world import all_reduce_sum as all_reduce_sum
     from phalanx.dist.world import barrier as barrier
@@ -41,19 +50,28 @@ if TYPE_CHECKING:
 _HOME = {
     "Accuracy": "metrics",
     "CheckpointManager": "checkpoints",
+    "Cutout": "augment",
     "Engine": "engines.engine",
     "Gpu": "devices",
+    "HorizontalFlip": "augment",
     "Match": "state_dict",
     "Mean": "metrics",
+    "Normalize": "augment",
     "Plan": "plan",
     "Progress": "plan",
+    "RandAugment": "augment_policies",
+    "RandomCrop": "augment",
     "Restored": "checkpoints",
     "ShardLoader": "loaders",
     "ShardSampler": "samplers",
+    "Shift": "augment",
     "StepInfo": "engines.engine",
+    "TensorLoader": "tensor_loader",
+    "TrivialAugment": "augment_policies",
     "VisibleDevices": "devices",
     "World": "world",
     "all_reduce_sum": "world",
+    "augment_batch": "augment",
     "barrier": "world",
     "canonical_keys": "state_dict",
     "class_weights": "seeds",
@@ -72,19 +90,28 @@ _HOME = {
 __all__ = [
     "Accuracy",
     "CheckpointManager",
+    "Cutout",
     "Engine",
     "Gpu",
+    "HorizontalFlip",
     "Match",
     "Mean",
+    "Normalize",
     "Plan",
     "Progress",
+    "RandAugment",
+    "RandomCrop",
     "Restored",
     "ShardLoader",
     "ShardSampler",
+    "Shift",
     "StepInfo",
+    "TensorLoader",
+    "TrivialAugment",
     "VisibleDevices",
     "World",
     "all_reduce_sum",
+    "augment_batch",
     "barrier",
     "canonical_keys",
     "class_weights",

@@ -133,10 +133,11 @@ def test_every_public_name_loads_and_the_list_is_sorted(area: str) -> None:
 
 
 PUBLIC = {
-    "phalanx.dist": """Accuracy CheckpointManager Engine Gpu Match Mean Plan Progress Restored ShardLoader
-        ShardSampler StepInfo VisibleDevices World all_reduce_sum barrier canonical_keys class_weights
-        gather_objects init_world load_state_dict match_state_dict parallelize rank_zero_first
-        seed_everything select_devices unwrap visible_devices""",
+    "phalanx.dist": """Accuracy CheckpointManager Cutout Engine Gpu HorizontalFlip Match Mean Normalize Plan Progress
+        RandAugment RandomCrop Restored ShardLoader ShardSampler Shift StepInfo TensorLoader
+        TrivialAugment VisibleDevices World all_reduce_sum augment_batch barrier canonical_keys
+        class_weights gather_objects init_world load_state_dict match_state_dict parallelize
+        rank_zero_first seed_everything select_devices unwrap visible_devices""",
 }
 
 
