@@ -95,8 +95,10 @@ def _file_in_folder(folder: Path) -> Path:
             f"{folder}: a sharded torch.distributed.checkpoint folder, which is not a state dict.\nFix: convert it "
             f"with python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} weights.pt"
         )
-    steps = sorted((name for name in os.listdir(folder) if name.startswith("step-")), key=len)
-    fix = f"\nFix: name one of its checkpoints, e.g. {folder / steps[-1]}" if steps else ""
+    steps = [
+        int(name[5:]) for name in os.listdir(folder) if name.startswith("step-") and name[5:].isdecimal()
+    ]
+    fix = f"\nFix: name one of its checkpoints, e.g. {folder / f'step-{max(steps)}'}" if steps else ""
     raise MissingCheckpointError(f"{folder}: a folder without model.safetensors{fix}")
 
 

@@ -156,7 +156,7 @@ def test_an_optimizer_with_lists_and_numbers_in_its_state_comes_back(tmp_path: P
             value.backward()
             return value
 
-        return [float(optimizer.step(loss)) for _ in range(steps)]
+        return [optimizer.step(loss).item() for _ in range(steps)]
 
     torch.manual_seed(0)
     model = nn.Linear(3, 1)

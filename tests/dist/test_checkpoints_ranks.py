@@ -21,29 +21,39 @@ from tests.dist.checkpoint_runs import OPTIMIZERS, Run
 from tests.ranks import RankRunner
 
 
-def _train(rank: int, world_size: int, folder: str, until: int, save: bool) -> dict[str, Any]:
-    results = {}
+def _go_on(folder: Path, optimizer: str) -> Any:
+    run = Run(folder / optimizer, optimizer)
+    step = run.checkpoints.restore().step
+    run.train(9)
+    return step, run.weights()
+
+
+def _save_and_go_on(rank: int, world_size: int, folder: str) -> Any:
+    straight, resumed = {}, {}
     for optimizer in OPTIMIZERS:
-        run = Run(Path(folder) / optimizer, optimizer)
-        step = run.checkpoints.restore().step
-        run.train(until)
-        if save:
-            run.checkpoints.save(rank=rank)
-        results[optimizer] = (step, run.weights())
-    return results
+        straight[optimizer] = _go_on(Path(folder) / "straight", optimizer)
+        run = Run(Path(folder) / "c" / optimizer, optimizer)
+        run.train(5)
+        run.checkpoints.save(rank=rank)
+        resumed[optimizer] = _go_on(Path(folder) / "c", optimizer)
+    return straight, resumed
+
+
+def _only_go_on(rank: int, world_size: int, folder: str) -> Any:
+    return {optimizer: _go_on(Path(folder) / "c", optimizer) for optimizer in OPTIMIZERS}
 
 
 def test_a_run_saved_on_two_ranks_goes_on_on_one_two_and_three(run_ranks: RankRunner, tmp_path: Path) -> None:
-    straight = run_ranks(_train, str(tmp_path / "straight"), 9, False, world_size=2)[0]
-    run_ranks(_train, str(tmp_path / "c"), 5, True, world_size=2)
-    for world_size in (1, 2, 3):
-        for results in run_ranks(_train, str(tmp_path / "c"), 9, False, world_size=world_size):
-            for optimizer, (step, weights) in results.items():
-                assert step == 5
-                for found, expected in zip(weights, straight[optimizer][1], strict=True):
-                    if world_size == 2:
-                        assert found == expected, optimizer
-                    assert found == pytest.approx(expected, abs=1e-12), optimizer
+    (straight, two), (_, two_again) = run_ranks(_save_and_go_on, str(tmp_path), world_size=2)
+    others = [_only_go_on(0, 1, str(tmp_path)), *run_ranks(_only_go_on, str(tmp_path), world_size=3)]
+    for optimizer, (_, expected) in straight.items():
+        assert files.find_problems(tmp_path / "c" / optimizer / "step-5") == []
+        assert two[optimizer] == two_again[optimizer] == (5, expected), "on as many ranks, to the bit"
+        for results in others:
+            step, weights = results[optimizer]
+            assert step == 5
+            for found, value in zip(weights, expected, strict=True):
+                assert found == pytest.approx(value, abs=1e-12)
 
 
 def _fail_on_rank_zero(rank: int, world_size: int, folder: str) -> Any:

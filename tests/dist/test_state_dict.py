@@ -510,3 +510,29 @@ def test_wrappers_at_random_places_match_back_one_to_one(data: st.DataObject, ke
     order = data.draw(st.permutations(range(len(keys))))
     tensors = weights(*(source[number] for number in order))
     assert pairs(tensors, target) == dict(zip(target, source, strict=True))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    keys=_KEYS,
+    prefix=st.lists(st.sampled_from(["a", "b", "conv", "net"]), min_size=1, max_size=2),
+    added=st.booleans(),
+)
+def test_a_constant_prefix_is_found_or_refused_but_never_paired_wrongly(
+    keys: list[str], prefix: list[str], added: bool
+) -> None:
+    plain = [f"{key}.w" for key in keys]
+    long = [".".join([*prefix, key]) for key in plain]
+    source, target = (plain, long) if added else (long, plain)
+    try:
+        found = pairs(weights(*source), target)
+    except AmbiguousKeysError:
+        return
+    assert found == dict(zip(target, source, strict=True))
+
+
+def test_a_folder_of_checkpoints_asks_for_one_of_them(tmp_path: Path) -> None:
+    for step in (9, 10):
+        (tmp_path / f"step-{step}").mkdir()
+    with pytest.raises(MissingCheckpointError, match=r"e\.g\. .*step-10"):
+        load_state_dict(Net(), tmp_path)
