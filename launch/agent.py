@@ -176,6 +176,7 @@ class Supervisor:
         self._await_stop()
         self._read_to_the_end()
         self._output.close_rank_streams()
+        self._output.restore_terminal()
         self.show_all()
 
     def _await_stop(self) -> None:

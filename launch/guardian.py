@@ -19,7 +19,6 @@ import os
 import select
 import signal
 import socket
-import termios
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -77,26 +76,6 @@ def _receive(sock: socket.socket) -> tuple[Message | None, list[int]]:
     return (json.loads(data) if data else None), list(fds)
 
 
-class _Terminal:
-    """The user's terminal settings, to be put back if the launcher cannot do so itself."""
-
-    def __init__(self) -> None:
-        self._fd = -1
-        self._settings: list[Any] = []
-        with contextlib.suppress(OSError, termios.error):
-            self._settings = termios.tcgetattr(0)
-            self._fd = os.dup(0)
-
-    def restore(self) -> None:
-        if self._fd >= 0:
-            with contextlib.suppress(OSError, termios.error):
-                termios.tcsetattr(self._fd, termios.TCSANOW, self._settings)
-
-    @property
-    def descriptors(self) -> list[int]:
-        return [self._fd] if self._fd >= 0 else []
-
-
 class Guardian:
     """The guardian's own side: serves requests until the socket closes."""
 
@@ -115,7 +94,6 @@ class Guardian:
         self._signals = signals
         self._handled = tuple({*handled, *_DEAF_TO, signal.SIGCHLD})
         self._ranks: dict[int, int] = {}  # process id -> local rank, of ranks that have not ended
-        self._terminal = _Terminal()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> WorkerMain:
@@ -140,7 +118,6 @@ class Guardian:
                     continue
                 message, fds = _receive(self._sock)
                 if message is None:
-                    self._terminal.restore()
                     processes.kill_descendants(self._reap, patience_s=HELPER_PATIENCE_S)
                     os._exit(0)
                 rank = self._answer(message, fds)
@@ -193,14 +170,14 @@ class Guardian:
         return None
 
     def _signal(self, pid: int, signum: int, careful: bool) -> None:
-        if careful and not processes.handles_signal(pid, signum):
-            self._tell({"event": "unheard", "local_rank": self._ranks[pid], "signum": signum})
-        elif self._plan.kind == "command":
-            # A shell waits for its child before it acts on a signal: the child must get it too.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signum)
-        else:
-            processes.send_signal(pid, signum)
+        # A shell waits for its child before it acts on a signal: the child must get it too.
+        targets = [pid, *processes.descendants(pid)] if self._plan.kind == "command" else [pid]
+        if careful:
+            targets = [target for target in targets if processes.handles_signal(target, signum)]
+            if not targets:
+                self._tell({"event": "unheard", "local_rank": self._ranks[pid], "signum": signum})
+        for target in targets:
+            processes.send_signal(target, signum)
 
     def _start(self, local_rank: int, environ: Mapping[str, str], streams: list[int]) -> WorkerMain | None:
         guardian = os.getpid()
@@ -212,7 +189,7 @@ class Guardian:
             self._tell({"event": "cannot-start", "error": error.strerror})
             return None
         if pid == 0:
-            private = [self._sock.detach(), self._wake_read, self._wake_write, *self._terminal.descriptors]
+            private = [self._sock.detach(), self._wake_read, self._wake_write]
             worker.become_worker(guardian, streams, private, environ, self._signals, self._handled)
             args = tuple(arg.replace("${local_rank}", str(local_rank)) for arg in self._plan.args)
             plan = worker.WorkerPlan(**{**vars(self._plan), "args": args})

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from phalanx.launch.spec import Show
 
@@ -50,6 +50,20 @@ class Sink:
             self._limit = _PIPE_ATOMIC_BYTES if not stat.S_ISREG(os.fstat(fd).st_mode) else _FULL_BYTES
         except OSError:  # started without this descriptor
             self.is_open = False
+
+    def reopen(self) -> None:
+        """Get a non-blocking descriptor of our own for a pipe or terminal.
+
+        The flag belongs to what is opened, so the one that others share must not be changed. Where
+        opening it again is not possible, small writes after a poll do instead.
+        """
+        mode = os.fstat(self.fd).st_mode if self.is_open else 0
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            with contextlib.suppress(OSError):
+                self.fd = os.open(
+                    f"/proc/self/fd/{self.fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                )
+                self._limit = _FULL_BYTES
 
     def write(self, data: bytes, *, whole_lines: bool) -> None:
         """Queue bytes, and pass on what can be passed on at once."""
@@ -199,6 +213,9 @@ class Output:
         self._on_terminal = _is_terminal(1)
         self._stdout = Sink(1)
         self._stderr = self._stdout if self._on_terminal and _same_terminal(1, 2) else Sink(2)
+        for sink in {self._stdout, self._stderr}:
+            sink.reopen()
+        self._terminal_settings = _terminal_settings()
         self._channels: dict[int, _Channel] = {}
         self._logs: dict[int, _Log] = {}  # by local rank
         self._terminals: list[int] = []  # pty masters, for the window size
@@ -284,6 +301,13 @@ class Output:
             for master in self._terminals:
                 fcntl.ioctl(master, termios.TIOCSWINSZ, size)
 
+    def restore_terminal(self) -> None:
+        """Undo what a rank that was ended at a prompt left behind (no echo, no line editing)."""
+        now = _terminal_settings()
+        if now is not None and self._terminal_settings not in (None, now):
+            with contextlib.suppress(OSError, termios.error):
+                termios.tcsetattr(0, termios.TCSADRAIN, self._terminal_settings)
+
     # ----------------------------------------------------------------- the event loop's part
 
     @property
@@ -342,6 +366,14 @@ class Output:
         if channel.mode == "lines":
             channel.sink.write(channel.lines.finish(), whole_lines=True)
 
+    def drain(self, limit_s: float) -> None:
+        """Pass on what is queued, for at most ``limit_s`` seconds."""
+        deadline = time.monotonic() + limit_s
+        while not self.is_shown and time.monotonic() < deadline:
+            time.sleep(0.01)
+            self._stdout.flush()
+            self._stderr.flush()
+
     def close_rank_streams(self) -> None:
         """End the attempt: close what is still open, and the logs."""
         for channel in list(self._channels.values()):
@@ -350,11 +382,6 @@ class Output:
             if log.fd >= 0:
                 os.close(log.fd)
                 log.fd = -1
-
-    def abandon(self) -> None:
-        """In a fork: close every descriptor that belongs to the launcher."""
-        for fd in self._channels:
-            os.close(fd)
 
     # ----------------------------------------------------------------- for reports
 
@@ -390,15 +417,39 @@ def _same_terminal(first: int, second: int) -> bool:
     return _is_terminal(second) and os.fstat(first).st_rdev == os.fstat(second).st_rdev
 
 
+def _is_ours(terminal: int) -> bool:
+    """Whether we are the terminal's foreground job; another one's settings and input are not ours."""
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _terminal_settings() -> list[Any] | None:
+    """The settings of the terminal on stdin."""
+    with contextlib.suppress(OSError, termios.error):
+        if _is_ours(0):
+            return termios.tcgetattr(0)
+    return None
+
+
 def _stdin() -> int:
     """A copy of our stdin for rank 0; /dev/null where reading it is not ours to do."""
-    try:
-        if not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp():
-            return os.dup(0)
-    except OSError:  # no stdin, or a terminal that is not the controlling one
-        with contextlib.suppress(OSError):
-            return os.dup(0)
+    if not _is_terminal(0) or _is_ours(0):
+        return os.dup(0)
     return os.open(os.devnull, os.O_RDONLY)
+
+
+def open_missing_descriptors() -> None:
+    """Put /dev/null where we were started without stdin, stdout or stderr: nothing else may get their numbers."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
 
 
 def flush_standard_streams() -> None:

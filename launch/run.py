@@ -20,7 +20,7 @@ from phalanx.launch import processes
 from phalanx.launch.failures import failure_json, format_report, write_json
 from phalanx.launch.guardian import GuardianHandle, fork_guardian
 from phalanx.launch.interrupts import Interrupted, Interrupts
-from phalanx.launch.output import Output, flush_standard_streams
+from phalanx.launch.output import Output, flush_standard_streams, open_missing_descriptors
 from phalanx.launch.spec import RunSpec, WorkerMain
 from phalanx.launch.worker import EXIT_SAVED, SignalState, WorkerPlan
 
@@ -119,6 +119,7 @@ class _Run:
         self._log_dir: Path | None = None
 
     def go(self) -> int | WorkerMain:
+        open_missing_descriptors()
         problem = _taken_port(self._spec)
         if problem is not None:
             _say(problem)
@@ -210,7 +211,8 @@ class _Run:
             shown_only=spec.local_ranks_filter,
             warn=_say,
         )
-        supervisor = Supervisor(spec, guardian, output, interrupts, reports, Witness())
+        witness = Witness()
+        supervisor = Supervisor(spec, guardian, output, interrupts, reports, witness)
         try:
             with interrupts.immediate():
                 handler = make_rendezvous(spec)
@@ -235,6 +237,9 @@ class _Run:
             raise LauncherError(
                 f"the nodes did not meet at {where}: {type(error).__name__}: {cause}"
             ) from error
+        finally:
+            witness.close()
+            output.drain(1.0 if sys.exc_info()[0] else 0.0)
         if supervisor.ended_by is None:
             handler.shutdown()
         code = self._judge(agent, supervisor.ended_by, supervisor.all_saved, output)

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -344,15 +345,15 @@ def test_ctrl_c_on_a_terminal_interrupts_every_rank_once(launcher: Launcher) -> 
     assert b"ended by SIGINT" in terminal.seen
 
 
-def test_the_terminal_is_put_back_when_the_launcher_is_killed_in_the_debugger(launcher: Launcher) -> None:
+def test_the_terminal_is_put_back_when_a_rank_ends_in_the_debugger(launcher: Launcher) -> None:
     terminal = Terminal(launcher, [launcher.script("import readline\nbreakpoint()\nx = 1")], ranks=1)
     before = termios.tcgetattr(terminal.fd)
     terminal.expect("(Pdb) ")
-    os.kill(terminal.pid, 9)
-    os.waitpid(terminal.pid, 0)
+    assert termios.tcgetattr(terminal.fd)[3] & termios.ECHO == 0  # readline echoes by itself
+    os.kill(terminal.pid, signal.SIGTERM)
     wait_until(lambda: not launcher.left(), "end of all processes")
-    assert termios.tcgetattr(terminal.fd)[3] & termios.ECHO == before[3] & termios.ECHO != 0
-    os.close(terminal.fd)
+    assert termios.tcgetattr(terminal.fd) == before
+    assert terminal.finish() == 143
 
 
 def test_show_all_on_a_terminal_prefixes_the_other_ranks(launcher: Launcher) -> None:
