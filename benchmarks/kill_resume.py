@@ -157,10 +157,10 @@ def compare(run: Run, undisturbed: Run) -> list[str]:
     return problems + run.ledger_problems() + run.damaged()
 
 
-def measure(kills: int, seed: int, folder: Path, say: Any) -> dict[str, Any]:
+def measure(kills: int, seed: int, workers_in_turn: list[int], folder: Path, say: Any) -> dict[str, Any]:
     """Undisturbed runs first, then killed ones until there were ``kills`` kills."""
     undisturbed, lasts_s = {}, 0.0
-    for workers in (0, 2):
+    for workers in workers_in_turn:
         run = Run(folder / f"undisturbed-{workers}", workers)
         begun = time.monotonic()
         run.start()
@@ -168,10 +168,11 @@ def measure(kills: int, seed: int, folder: Path, say: Any) -> dict[str, Any]:
         lasts_s = time.monotonic() - begun
         undisturbed[workers] = run
         say(f"undisturbed with {workers} workers: {lasts_s:.1f} s")
-    problems = compare(undisturbed[2], undisturbed[0]) + undisturbed[0].ledger_problems()
+    first = undisturbed[workers_in_turn[0]]
+    problems = [problem for run in undisturbed.values() for problem in compare(run, first)]
     chance, done, runs = random.Random(seed), {"rank": 0, "all": 0}, 0
     while sum(done.values()) < kills:
-        workers = (0, 2)[runs % 2]
+        workers = workers_in_turn[runs % len(workers_in_turn)]
         run = Run(folder / f"killed-{runs}", workers)
         run.start()
         for _ in range(min(KILLS_PER_RUN, kills - sum(done.values()))):
@@ -194,13 +195,18 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0, help="of the instants and the victims")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[0, 2], help="loader workers, run after run"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     args = parser.parse_args()
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
         begun = time.monotonic()
-        found = measure(args.kills, args.seed, Path(folder), (lambda text: None) if args.json else print)
+        found = measure(
+            args.kills, args.seed, args.workers, Path(folder), (lambda text: None) if args.json else print
+        )
     found |= {
         "took_s": round(time.monotonic() - begun, 1),
         "torch": torch.__version__,
