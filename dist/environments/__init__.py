@@ -37,4 +37,22 @@ def detect(environ: Mapping[str, str] | None = None) -> RankEnvironment:
     found = None
     if all(torchrun.is_set(environ, name) for name in torchrun.IDENTITY):
         found = torchrun.from_environ(environ)
-    return found or slurm.from_environ(environ) or torchrun.from_environ(environ) or single.single()
+    found = found or slurm.from_environ(environ) or torchrun.from_environ(environ)
+    if found is None:
+        _refuse_mpi(environ)
+        found = single.single()
+    return found
+
+
+def _refuse_mpi(environ: Mapping[str, str]) -> None:
+    """mpirun's processes must not each take themselves for the only one."""
+    for name in ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE"):
+        size = environ.get(name, "").strip()
+        if size.isdigit() and int(size) > 1:
+            raise InvalidRankEnvironment(
+                f"{name}={size}: started by MPI, which this version does not read, and RANK, WORLD_SIZE and LOCAL_RANK "
+                "are not set.\n"
+                f"There would be {size} separate runs.\n"
+                "Fix: start with `phalanx run`, torchrun or srun, or export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
+                "MASTER_PORT from mpirun's variables"
+            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import warnings
 
 import pytest
@@ -234,3 +236,29 @@ def test_a_step_without_its_variables() -> None:
         detect(without(STEP, "SLURM_STEP_NODELIST"))
     with pytest.raises(InvalidRankEnvironment, match="SLURM_STEP_NODELIST: Slurm node list 'linux\\[1'"):
         detect({**STEP, "SLURM_STEP_NODELIST": "linux[1"})
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_mpis_processes_do_not_run_alone(name: str) -> None:
+    with pytest.raises(InvalidRankEnvironment, match=f"{name}=4: started by MPI"):
+        detect({name: "4"})
+    assert detect({name: "1"}).source == "single"
+    assert detect({**TORCHRUN, name: "4"}).source == "torchrun"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "environments",
+        "environments.slurm",
+        "environments.torchrun",
+        "environments.hostfile",
+        "environments.single",
+        "devices",
+        "rendezvous",
+    ],
+)
+def test_examples(name: str) -> None:
+    results = doctest.testmod(importlib.import_module(f"phalanx.dist.{name}"))
+    assert results.attempted > 0
+    assert results.failed == 0
