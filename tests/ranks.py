@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed"])
+# torch._dynamo: the first optimizer of a process imports it, over a second for every rank.
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
 
 
 class RankError(AssertionError):
