@@ -27,7 +27,7 @@ _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 _SHIFT = np.uint64(32)
 
 
-def _mix(words: Words) -> Words:
+def mix_words(words: Words) -> Words:
     """Scramble 64-bit words in place (xor-shift and multiply); a bijection of 64-bit words."""
     words ^= words >> _SHIFT
     words *= _MULTIPLIER_1
@@ -113,9 +113,9 @@ class KeyedPermutation:
         words = np.arange(self._num_items, dtype=np.uint64)
         words *= np.uint64(0x9E3779B97F4A7C15)
         words += self._round_keys[0]
-        _mix(words)
+        mix_words(words)
         words ^= self._round_keys[1]
-        return np.argsort(_mix(words), kind="stable").astype(np.int64, copy=False)
+        return np.argsort(mix_words(words), kind="stable").astype(np.int64, copy=False)
 
     def _walk(self, words: Words) -> Words:
         limit = np.uint64(self._num_items)
