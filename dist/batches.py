@@ -26,8 +26,10 @@ class Batch:
 
     epoch: int
     step: int
-    micro: int
-    is_last_micro: bool
+    shard: int  # of the plan: the rank, or the virtual rank, whose batch it is
+    micro: int  # within the shard's part of the step
+    is_last_of_shard: bool
+    is_last_micro: bool  # of this rank in the step
     positions: Indices  # of the real samples, within the epoch
     fetched: Indices  # positions fetched: the real ones, or the one of a stand-in
     step_local_count: int
@@ -36,20 +38,20 @@ class Batch:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of every step of a plan, cut into micro batches of at most ``micro_batch_size``."""
+    """One rank's part of every step of a plan: its shards, cut into micro batches of at most ``micro_batch_size``."""
 
     plan: Plan
-    rank: int
+    shards: range  # that this rank plays, one after the other: itself, or its virtual ranks
     micro_batch_size: int | None
-    stand_ins: bool  # also give a batch where this rank has no sample
+    stand_ins: bool  # also give a batch where a shard has no sample
 
-    def micro_sizes(self, epoch: int, step: int) -> list[int]:
-        """Samples of this rank in each micro batch of a step, as even as can be.
+    def micro_sizes(self, epoch: int, step: int, shard: int) -> list[int]:
+        """Samples of each micro batch of a shard in a step, as even as can be.
 
-        Every rank has as many as rank 0 (whose share is the largest). Without stand-ins those
-        without a sample are left out.
+        Every shard has as many as shard 0 (which is the largest). Without stand-ins those without a
+        sample are left out.
         """
-        count = self.plan.shard_count(epoch, step, self.rank)
+        count = self.plan.shard_count(epoch, step, shard)
         pieces = 1
         if self.micro_batch_size is not None:
             pieces = -(-self.plan.shard_count(epoch, step, 0) // self.micro_batch_size)
@@ -62,27 +64,42 @@ class Share:
         steps = self.plan.steps_per_epoch
         if steps == 0:
             return 0
-        return len(self.micro_sizes(0, 0)) * (steps - 1) + len(self.micro_sizes(0, steps - 1))
+        first, last = (
+            sum(len(self.micro_sizes(0, step, shard)) for shard in self.shards) for step in (0, steps - 1)
+        )
+        return first * (steps - 1) + last
 
-    def batches(self, epoch: int, step: int) -> Iterator[Batch]:
-        """The batches of one step on this rank."""
+    def batches(self, epoch: int, step: int) -> list[Batch]:
+        """The batches of one step on this rank, shard by shard."""
         plan = self.plan
-        positions = plan.positions(epoch, step, self.rank)
-        sizes = self.micro_sizes(epoch, step)
-        start = 0
-        for micro, size in enumerate(sizes):
-            real = positions[start : start + size]
-            yield Batch(
-                epoch=epoch,
-                step=step,
-                micro=micro,
-                is_last_micro=micro == len(sizes) - 1,
-                positions=real,
-                fetched=real if size else plan.positions(epoch, step, 0)[:1],
-                step_local_count=len(positions),
-                global_count=plan.count(epoch, step),
-            )
+        sizes = [
+            (shard, micro, size)
+            for shard in self.shards
+            for micro, size in enumerate(self.micro_sizes(epoch, step, shard))
+        ]
+        positions = {shard: plan.positions(epoch, step, shard) for shard in self.shards}
+        global_count, step_local_count = plan.count(epoch, step), sum(map(len, positions.values()))
+        batches, start = [], 0
+        for number, (shard, micro, size) in enumerate(sizes):
+            start = start if micro else 0
+            real = positions[shard][start : start + size]
             start += size
+            last = number == len(sizes) - 1
+            batches.append(
+                Batch(
+                    epoch=epoch,
+                    step=step,
+                    shard=shard,
+                    micro=micro,
+                    is_last_of_shard=last or sizes[number + 1][0] != shard,
+                    is_last_micro=last,
+                    positions=real,
+                    fetched=real if size else plan.positions(epoch, step, 0)[:1],
+                    step_local_count=step_local_count,
+                    global_count=global_count,
+                )
+            )
+        return batches
 
 
 Order = tuple[int, list[int], list[Any]]  # epoch, positions, dataset indices: what a worker is sent

@@ -95,7 +95,7 @@ def check_sampler(sampler: Any, shuffle: bool) -> None:
 
 
 def resolve_batch_sizes(
-    global_batch_size: int | None, micro_batch_size: int | None, world_size: int
+    global_batch_size: int | None, micro_batch_size: int | None, shards: int
 ) -> tuple[int, int | None]:
     for name, value in (("global_batch_size", global_batch_size), ("micro_batch_size", micro_batch_size)):
         if value is not None:
@@ -103,7 +103,7 @@ def resolve_batch_sizes(
     if global_batch_size is not None:
         return global_batch_size, micro_batch_size
     if micro_batch_size is not None:
-        return micro_batch_size * world_size, micro_batch_size
+        return micro_batch_size * shards, micro_batch_size
     raise ValueError(
         "ShardLoader got no batch size.\n"
         "Fix: global_batch_size= (samples of a step over all ranks) or micro_batch_size= (samples of a forward "

@@ -15,10 +15,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from phalanx.dist.batches import Batch, BatchQueue, KeyedDataset, Share, WorkerInit
 from phalanx.dist.keys import generator_states, reseed, restore_generator_states
 from phalanx.dist.loader_options import check_dataset, check_options, check_sampler, resolve_batch_sizes
+from phalanx.dist.numerics import warn_of_other_bits
 from phalanx.dist.orders import EpochOrders
 from phalanx.dist.permutation import Indices
 from phalanx.dist.plan import Plan, Progress, Tail, require_int
 from phalanx.dist.transfer import move_ahead
+from phalanx.dist.virtual_ranks import virtual_range
 
 if TYPE_CHECKING:
     from phalanx.dist.world import World
@@ -46,7 +48,8 @@ class ShardLoader:
     far workers have drawn ahead), ``local_count`` (samples of this rank in the batch),
     ``step_local_count`` (in the whole step), ``global_count`` (in the step over all ranks),
     ``is_last_micro``, ``key`` (a random key for what the loop does), ``positions`` (within the epoch,
-    of the samples).
+    of the samples), ``virtual_rank`` (whose batch it is; without virtual ranks the rank) and
+    ``ends_virtual_rank`` (its last one in the step).
 
     *Uneven steps.* A rank without samples in a step of ``training`` gets a stand-in, the step's first
     sample, with ``local_count`` 0, so that it takes part in collectives; it must weigh nothing (the
@@ -69,6 +72,10 @@ class ShardLoader:
         shuffle: A new order each epoch; also what makes ``training`` true.
         seed: Any integer, the same on every rank.
         tail: The last step: "uneven" is short, "drop" leaves it out, "pad" repeats the first items.
+        virtual_ranks: Share each step among so many virtual ranks rather than among the ranks; each rank
+            gets the batches of its own ones in turn. ``parallelize(virtual_ranks=V, loader=loader)`` sets
+            it as well. Batches, their sizes and keys then depend on V alone, never on the world size;
+            ``micro_batch_size`` is of a virtual rank.
         sampler: A torch Sampler over the whole dataset, drawn once an epoch under a seed that all
             ranks share, then cut into shares. Makes ``training`` true as well.
         world: Where this rank stands; by default the current world.
@@ -91,6 +98,7 @@ class ShardLoader:
         shuffle: bool = False,
         seed: int = 0,
         tail: Tail = "uneven",
+        virtual_ranks: int | None = None,
         sampler: Sampler[Any] | None = None,
         world: World | None = None,
         **options: Any,
@@ -109,18 +117,13 @@ class ShardLoader:
         self.world = world
         self.device: torch.device = world.device
         self.training = shuffle or (sampler is not None and not isinstance(sampler, SequentialSampler))
-        batch_size, self.micro_batch_size = resolve_batch_sizes(
-            global_batch_size, micro_batch_size, world.world_size
-        )
-        self.plan = Plan(
-            num_items=len(dataset if sampler is None else sampler),  # type: ignore[arg-type]
-            global_batch_size=batch_size,
-            shards=world.world_size,
-            seed=int(seed),
-            tail=tail,
-            shuffle=shuffle,
-        )
-        self._check_steps()
+        self._asked = global_batch_size, micro_batch_size
+        self._ordering: dict[str, Any] = {"seed": int(seed), "tail": tail, "shuffle": shuffle}
+        self._options = options
+        self._generator = torch.Generator()
+        #: What the bits of a run with virtual ranks depend on, kept in `state_dict`; the engine sets it.
+        self.numerics: dict[str, Any] | None = None
+        self._share_among(virtual_ranks)
 
         self.progress = Progress()
         self.local_count = 0
@@ -129,13 +132,9 @@ class ShardLoader:
         self.is_last_micro = True
         self.key = 0
         self.positions: Indices = np.empty(0, dtype=np.int64)
+        self.virtual_rank = self._shards.start
+        self.ends_virtual_rank = True
 
-        self._options = options
-        self._orders = EpochOrders(self.plan, sampler)
-        self._queue = BatchQueue(self._orders.indices)
-        self._keyed = KeyedDataset(dataset, self.plan, own_collate=options.get("collate_fn") is not None)
-        self._generator = torch.Generator()
-        self._inner: DataLoader[Any] | None = None
         self._pass: object | None = None  # the pass under way: another one takes its place
         self._left_at: int | None = None  # the epoch of a pass that has begun and not ended
         self._finished: int | None = None
@@ -165,6 +164,28 @@ class ShardLoader:
         inner = iter(self._inner)
         return self._deliver(token, self._fetch(token, inner, self._queue.pending), progress)
 
+    def use_virtual_ranks(self, virtual_ranks: int) -> None:
+        """Share steps among virtual ranks from now on, as if made with ``virtual_ranks``.
+
+        Raises:
+            ValueError: This world size cannot play so many, or the loader was made with another number.
+            RuntimeError: Batches were delivered already: they had other samples.
+        """
+        if self.virtual_ranks == virtual_ranks:
+            return
+        if self.virtual_ranks is not None:
+            raise ValueError(
+                f"virtual_ranks={virtual_ranks}, but the loader was made with virtual_ranks={self.virtual_ranks}: its "
+                "batches would not be theirs.\nFix: say the same number in both places, or in one"
+            )
+        if self._inner is not None:
+            raise RuntimeError(
+                f"use_virtual_ranks({virtual_ranks}) after batches were delivered: the run has begun with other shares.\n"
+                "Fix: parallelize(virtual_ranks=..., loader=loader) before the first pass"
+            )
+        self._share_among(virtual_ranks)
+        self.virtual_rank = self._shards.start
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that of ``epoch``; not needed, since passes count epochs themselves.
 
@@ -184,10 +205,13 @@ class ShardLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Progress and plan as plain values, the same on every rank and free of the world size."""
-        return {
+        state: dict[str, Any] = {
             "progress": self.progress.to_dict(),
             "plan": {**self.plan.to_dict(), "fingerprint": self.plan.fingerprint()},
         }
+        if self.numerics is not None:
+            state["numerics"] = dict(self.numerics)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, on any number of ranks.
@@ -227,12 +251,37 @@ class ShardLoader:
             raise ValueError(
                 f"the state stands at step {progress.step_in_epoch} of an epoch of {self.plan.steps_per_epoch}."
             )
+        warn_of_other_bits(state.get("numerics"), self.numerics, started=progress.step > 0)
         self.progress = progress
         self._left_at = self._finished = None
         self._pass = None
 
+    def _share_among(self, virtual_ranks: int | None) -> None:
+        """Make the plan for so many virtual ranks, or for the ranks."""
+        world = self.world
+        shards = world.world_size
+        self._shards = range(world.rank, world.rank + 1)
+        if virtual_ranks is not None:
+            shards = virtual_ranks
+            self._shards = virtual_range(virtual_ranks, world.rank, world.world_size)
+        self.virtual_ranks = virtual_ranks
+        batch_size, self.micro_batch_size = resolve_batch_sizes(*self._asked, shards)
+        self.plan = Plan(
+            num_items=len(self.dataset if self.sampler is None else self.sampler),  # type: ignore[arg-type]
+            global_batch_size=batch_size,
+            shards=shards,
+            **self._ordering,
+        )
+        self._check_steps()
+        self._orders = EpochOrders(self.plan, self.sampler)
+        self._queue = BatchQueue(self._orders.indices)
+        self._keyed = KeyedDataset(
+            self.dataset, self.plan, own_collate=self._options.get("collate_fn") is not None
+        )
+        self._inner: DataLoader[Any] | None = None
+
     def _share(self) -> Share:
-        return Share(self.plan, self.world.rank, self.micro_batch_size, stand_ins=self.training)
+        return Share(self.plan, self._shards, self.micro_batch_size, stand_ins=self.training)
 
     def _check_steps(self) -> None:
         plan = self.plan
@@ -244,9 +293,10 @@ class ShardLoader:
             )
         if self.training and plan.global_batch_size < plan.shards:
             _logger.warning(
-                "global_batch_size=%d is less than the %d ranks: some never get a sample",
+                "global_batch_size=%d is less than the %d %s: some never get a sample",
                 plan.global_batch_size,
                 plan.shards,
+                "ranks" if self.virtual_ranks is None else "virtual ranks",
             )
 
     def _audit(self) -> None:
@@ -256,6 +306,7 @@ class ShardLoader:
         from phalanx.dist.audits import audit_same_dataset, hash_values
 
         settings: dict[str, Any] = {**self.plan.to_dict(), "micro_batch_size": self.micro_batch_size}
+        settings["virtual_ranks"] = self.virtual_ranks
         if self.sampler is not None:
             settings["order drawn from the sampler"] = hash_values(self._orders.draw(0))
         audit_same_dataset(self.dataset, self.world, settings=settings)
@@ -290,7 +341,7 @@ class ShardLoader:
 
     def _deliver(self, token: object, fetched: Iterator[tuple[Batch, Any]], start: Progress) -> Iterator[Any]:
         steps_before = start.step - start.step_in_epoch  # steps of the run before this epoch
-        training, rank, plan = self.training, self.world.rank, self.plan
+        training, plan = self.training, self.plan
         for batch, contents in move_ahead(fetched, self.device):
             self._check_under_way(token)
             self._left_at = batch.epoch
@@ -299,8 +350,9 @@ class ShardLoader:
             self.step_local_count = batch.step_local_count
             self.global_count = batch.global_count
             self.is_last_micro = batch.is_last_micro
+            self.virtual_rank, self.ends_virtual_rank = batch.shard, batch.is_last_of_shard
             purpose = "loop" if batch.micro == 0 else f"loop {batch.micro}"
-            self.key = plan.key(batch.epoch, batch.step, rank, purpose)
+            self.key = plan.key(batch.epoch, batch.step, batch.shard, purpose)
             done = batch.step + batch.is_last_micro
             self.progress = replace(self.progress, step_in_epoch=done, step=steps_before + done)
             if training:

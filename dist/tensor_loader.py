@@ -59,6 +59,7 @@ class TensorLoader(ShardLoader):
         shuffle: A new order each epoch; also what makes ``training`` true.
         seed: Any integer, the same on every rank.
         tail: The last step: "uneven" is short, "drop" leaves it out, "pad" repeats the first items.
+        virtual_ranks: As for `ShardLoader`.
         sampler: As for `ShardLoader`.
         augment: Transforms of `phalanx.dist.augment` for the first tensor, images of shape (n, C, H, W), uint8 or
             floating point.
@@ -79,6 +80,7 @@ class TensorLoader(ShardLoader):
         shuffle: bool = False,
         seed: int = 0,
         tail: Tail = "uneven",
+        virtual_ranks: int | None = None,
         sampler: Sampler[Any] | None = None,
         augment: Sequence[Transform] | None = None,
         device: torch.device | str | None = None,
@@ -102,6 +104,7 @@ class TensorLoader(ShardLoader):
             shuffle=shuffle,
             seed=seed,
             tail=tail,
+            virtual_ranks=virtual_ranks,
             sampler=sampler,
             world=world,
         )
@@ -115,6 +118,7 @@ class TensorLoader(ShardLoader):
         if self.world.world_size == 1 or not torch.distributed.is_initialized():
             return
         settings: dict[str, Any] = {**self.plan.to_dict(), "micro_batch_size": self.micro_batch_size}
+        settings["virtual_ranks"] = self.virtual_ranks
         settings["augment"] = [_words(transform) for transform in self.augment]
         if self.sampler is not None:
             settings["order drawn from the sampler"] = hash_values(self._orders.draw(0))
@@ -163,8 +167,12 @@ class _GatheredBatches:
     ) -> Iterator[tuple[Tensor, ...]]:
         gathered = self._loader._gather(epoch, np.concatenate(positions), np.concatenate(indices))
         start = 0
+        # With virtual ranks in memory of their own: how many batches are gathered together, and with it where in
+        # memory a slice begins, depends on the world size, and kernels may sum in another order for that.
+        own = self._loader.virtual_ranks is not None
         for size in sizes:
-            yield tuple(tensor[start : start + size] for tensor in gathered)
+            batch = tuple(tensor[start : start + size] for tensor in gathered)
+            yield tuple(tensor.clone() for tensor in batch) if own else batch
             start += size
 
 
