@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from phalanx.dist.epochs import sharded_part
 from phalanx.dist.plan import require_int
 
 _OPTIONS = frozenset(
@@ -78,20 +79,49 @@ def check_sampler(sampler: Any, shuffle: bool) -> None:
             "ShardLoader got sampler= and shuffle=True: both say the order.\nFix: leave out one of the two"
         )
     name = type(sampler).__name__
-    inner, depth = sampler, 0
-    while inner is not None and depth < 8:
-        if hasattr(inner, "num_replicas") or getattr(inner, "is_sharded", False):
-            raise ValueError(
-                f"sampler={name} gives one rank's share already, and ShardLoader would share that again: with W "
-                "ranks each would see 1/W of 1/W of the data.\n"
-                "Fix: leave sampler= out and pass shuffle=True, or keep the sampler with torch's DataLoader"
-            )
-        inner, depth = getattr(inner, "sampler", None), depth + 1
+    if knows_whole_epochs(sampler):
+        return
+    part = sharded_part(sampler)
+    if part is not None or getattr(sampler, "is_sharded", False):
+        raise ValueError(
+            f"sampler={name} gives one rank's share already, and ShardLoader would share that again: with W "
+            "ranks each would see 1/W of 1/W of the data.\n"
+            "Fix: leave sampler= out and pass shuffle=True, or keep the sampler with torch's DataLoader"
+        )
     if not isinstance(sampler, Sized):
         raise ValueError(
             f"sampler={name} has no __len__: how many steps an epoch has would be unknown.\n"
             "Fix: a sampler with __len__"
         )
+
+
+def knows_whole_epochs(sampler: Any) -> bool:
+    """Whether a sampler for ranks also says what the others take: by ``indices_at`` and ``epoch_length``."""
+    return hasattr(sampler, "indices_at") and hasattr(sampler, "epoch_length")
+
+
+def samples_of_epoch(dataset: Any, sampler: Any, global_batch_size: int) -> int:
+    """How many samples all ranks together see in an epoch.
+
+    Raises:
+        ValueError: The sampler makes batches of another size.
+    """
+    if not knows_whole_epochs(sampler):
+        return len(dataset if sampler is None else sampler)
+    theirs = getattr(sampler, "global_batch_size", global_batch_size)
+    if theirs != global_batch_size:
+        said = f"global_batch_size={theirs}" if theirs else f"max_tokens={sampler.max_tokens}"
+        fix = (
+            f"global_batch_size={theirs} here"
+            if theirs
+            else f"{type(sampler).__name__}(lengths, global_batch_size=...)"
+        )
+        raise ValueError(
+            f"sampler={type(sampler).__name__} was made with {said}, ShardLoader cuts steps of {global_batch_size} "
+            f"samples: its batches of similar lengths would be torn apart.\nFix: {fix}; or give it to torch's "
+            "DataLoader as batch_sampler="
+        )
+    return int(sampler.epoch_length)
 
 
 def resolve_batch_sizes(

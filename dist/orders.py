@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from phalanx.dist.audits import hash_values
-from phalanx.dist.epoch_sampler import EpochSampler
 from phalanx.dist.epochs import nested_parts, set_epoch
 from phalanx.dist.keys import derive_key, generator_states, reseed, restore_generator_states
+from phalanx.dist.loader_options import knows_whole_epochs
 from phalanx.dist.permutation import Indices
 from phalanx.dist.plan import Plan
 
@@ -40,7 +40,7 @@ class EpochOrders:
         if self._sampler is None:
             indices: list[Any] = self._plan.order(epoch, positions).tolist()
             return indices
-        if _knows_whole_epochs(self._sampler):
+        if knows_whole_epochs(self._sampler):
             found: list[Any] = self._sampler.indices_at(epoch, positions).tolist()
             return found
         drawn = self.draw(epoch)
@@ -48,7 +48,7 @@ class EpochOrders:
 
     def fingerprint(self) -> str:
         """A hash of the first epoch's order, equal on ranks that were given the same sampler."""
-        if self._sampler is not None and not _knows_whole_epochs(self._sampler):
+        if self._sampler is not None and not knows_whole_epochs(self._sampler):
             return hash_values(self.draw(0))
         spread = np.linspace(0, self._plan.num_items - 1, min(self._plan.num_items, _COMPARED))
         return hash_values(self.indices(0, spread.astype(np.int64)))
@@ -104,7 +104,7 @@ def draw_elements(sampler: Iterable[Any], seed: int, epoch: int, limit: int | No
 @contextmanager
 def _own_generators(sampler: Any, key: int) -> Iterator[None]:
     """The generators that a sampler holds stand at ``key`` inside, and where they were afterwards."""
-    undo = []
+    undo: list[tuple[Any, Any]] = []
     for part in nested_parts(sampler, datasets=False):
         for value in list(getattr(part, "__dict__", {}).values()):
             if isinstance(value, torch.Generator):
@@ -129,7 +129,3 @@ def _own_generators(sampler: Any, key: int) -> Iterator[None]:
 
 def _numpy_setter(bit_generator: Any) -> Any:
     return lambda state: setattr(bit_generator, "state", state)
-
-
-def _knows_whole_epochs(sampler: Any) -> bool:
-    return isinstance(sampler, EpochSampler) and hasattr(sampler, "indices_at")

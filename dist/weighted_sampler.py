@@ -97,6 +97,11 @@ class WeightedShardSampler(PositionSampler):
             _check_enough(values, self.num_samples)
             self._draws = _WithoutReplacement(values, self.num_samples)
 
+    @property
+    def epoch_length(self) -> int:
+        """Draws of an epoch over all ranks; ``len`` counts this rank's."""
+        return self.num_samples
+
     def indices_at(self, epoch: int, positions: Indices) -> Indices:
         """The items drawn at these positions of an epoch, whichever rank they belong to."""
         return self._draws.take(derive_key(self.seed or 0, epoch, "weighted"), positions)
