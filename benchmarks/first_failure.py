@@ -1,0 +1,97 @@
+"""Rank 1 raises, rank 0 raises 60 ms later because of it: whom does the launcher name?
+
+python benchmarks/first_failure.py              20 runs of each
+python benchmarks/first_failure.py --runs 3 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SCRIPT = """
+import time
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() == 1:
+        raise ValueError("the cause")
+    time.sleep(0.06)
+    raise RuntimeError("the other rank has a problem")
+
+main()
+"""
+
+
+def named(words: list[str], pattern: str, folder: Path) -> str:
+    """The rank that a run's output calls the first failure; "none" where it names none."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    found = re.search(pattern, done.stderr, re.DOTALL)
+    return found[1] if found else "none"
+
+
+def measure(runs: int) -> dict[str, Any]:
+    """How often each rank was named, per launcher. torchrun's script carries @record, as its manual asks."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        script = folder / "script.py"
+        script.write_text(SCRIPT)
+        ours = [sys.executable, "-m", "phalanx", "run", "--nproc-per-node", "2", str(script)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+        counts: dict[str, Counter[str]] = {"phalanx run": Counter(), "torchrun": Counter()}
+        for _ in range(runs):
+            counts["phalanx run"][named(ours, r"First failure: rank (\d+) ", folder)] += 1
+            counts["torchrun"][named(torchrun, r"Root Cause.*?rank\s*: (\d+) ", folder)] += 1
+    return {launcher: dict(count) for launcher, count in counts.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    import torch
+
+    counts = measure(options.runs)
+    ours, theirs = (counts[name].get("1", 0) for name in ("phalanx run", "torchrun"))
+    result = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cores": psutil.cpu_count(),
+        "machine": platform.machine(),
+        "runs": options.runs,
+        "named": counts,
+        "ratio": ours / theirs if theirs else None,
+    }
+    if options.json:
+        print(json.dumps(result))
+        return
+    print(
+        f"torch {result['torch']}, Python {result['python']}, {result['cores']} cores, {options.runs} runs of each"
+    )
+    for launcher, count in counts.items():
+        print(
+            f"{launcher:12} names rank 1, the cause, {count.get('1', 0)} times of {options.runs}; all: {count}"
+        )
+
+
+if __name__ == "__main__":
+    main()
