@@ -21,6 +21,8 @@ from phalanx.dist.engines.ddp import DDPEngine, find_ddp
 from phalanx.dist.engines.engine import CountingLoader, Engine, engine_of, remember
 from phalanx.dist.engines.precision import Precision
 from phalanx.dist.engines.single import SingleEngine
+from phalanx.dist.engines.virtual import OPTIONS as VIRTUAL_OPTIONS
+from phalanx.dist.engines.virtual import VirtualEngine, prepare_virtual_ranks
 from phalanx.dist.membership import World, world_or_single
 
 logger = logging.getLogger(__name__)
@@ -71,11 +73,14 @@ def parallelize(
         strategy: ``auto`` is ``ddp`` on several ranks and else ``single``.
         precision: ``bf16`` and ``fp16`` run the forward under autocast and return fp32; weights stay fp32.
         max_grad_norm: Clip the total gradient norm to this, more than 0, before each update, also in a plain loop.
-        virtual_ranks: Not in this version.
+        virtual_ranks: With ``single`` and ``ddp``: share each step among so many virtual ranks, so that losses and weights are
+            equal to the bit on every world size that can play them (each rank a power of two of them, or one rank all). Write
+            the loop with the engine; see `VirtualEngine`. A ``loader`` made with ``virtual_ranks`` says it as well.
         loader: The training loader; it tells each rank's share of a step. Without it every rank counts alike.
         device: By default the world's.
         engine_options: For ``ddp``: ``bucket_cap_mb``, ``static_graph``, ``find_unused_parameters``,
             ``gradient_as_bucket_view`` (default True) and ``broadcast_buffers`` (rank 0's buffers after each step; default True).
+            With ``virtual_ranks``: ``num_threads`` (of torch, from now on; default 1).
 
     Returns:
         Model, optimizer and engine.
@@ -86,6 +91,8 @@ def parallelize(
     """
     world = world_or_single()
     strategy = _choose_strategy(strategy, world)
+    if virtual_ranks is None:
+        virtual_ranks = getattr(loader, "virtual_ranks", None)
     _check_options(strategy, precision, max_grad_norm, virtual_ranks, loader, engine_options)
     known = engine_of(model)
     if known is not None:
@@ -104,11 +111,21 @@ def parallelize(
             raise ValueError(
                 "strategy='single', but the model is wrapped in DistributedDataParallel.\nFix: pass the model inside"
             )
+    if virtual_ranks is not None:
+        prepare_virtual_ranks(model, loader, virtual_ranks, world)
     ready = _ready_optimizer(model, optimizer)
     if loader is not None:
         loader.training = True
     common = {"device": place, "precision": precision, "max_grad_norm": max_grad_norm, "loader": loader}
     engine: SingleEngine
+    if virtual_ranks is not None:
+        if world.world_size > 1:
+            _take_from_rank_zero([*model.parameters(), *model.buffers()])
+        engine = VirtualEngine(
+            model, ready, virtual_ranks=virtual_ranks, world=world, **engine_options, **common
+        )
+        remember(model, engine)
+        return model, ready, engine
     if ddp is None and strategy == "ddp" and not any(param.requires_grad for param in model.parameters()):
         logger.info("parallelize: no parameter of the model is trainable, so it is not wrapped")
         _take_from_rank_zero([*model.parameters(), *model.buffers()])
@@ -164,10 +181,10 @@ def _check_options(
         raise ValueError(f"precision={precision!r}: say 'fp32', 'bf16' or 'fp16'")
     if max_grad_norm is not None and not (max_grad_norm > 0 and math.isfinite(max_grad_norm)):
         raise ValueError(f"max_grad_norm={max_grad_norm}: it must be more than 0; None switches clipping off")
-    if virtual_ranks is not None:
+    if virtual_ranks is not None and strategy not in ("ddp", "single"):
         raise ValueError(
-            f"virtual_ranks={virtual_ranks} is not in this version.\nFix: leave it out; samples and keys are the same on any "
-            "number of ranks without it"
+            f"virtual_ranks={virtual_ranks} with strategy={strategy!r}: its sums are in its own order.\n"
+            "Fix: strategy='auto', or leave virtual_ranks out"
         )
     if loader is not None and not isinstance(loader, CountingLoader):
         raise ValueError(
@@ -175,11 +192,13 @@ def _check_options(
             "Gradients of uneven batches would be weighted wrongly.\n"
             "Fix: loader=ShardLoader(dataset, global_batch_size=...), or leave it out"
         )
+    options = DDP_OPTIONS if virtual_ranks is None else VIRTUAL_OPTIONS
     for name in engine_options:
-        if name not in DDP_OPTIONS:
+        if name not in options:
             raise ValueError(
-                f"parallelize: unknown option {name!r}{_nearest(name, DDP_OPTIONS)}.\n"
-                f"Fix: strategy {strategy!r} has {', '.join(DDP_OPTIONS)}"
+                f"parallelize: unknown option {name!r}{_nearest(name, options)}.\n"
+                f"Fix: strategy {strategy!r} {'has' if virtual_ranks is None else 'with virtual_ranks has'} "
+                f"{', '.join(options)}"
             )
 
 

@@ -18,10 +18,12 @@ class StepInfo:
     Args:
         grad_norm: Total norm of the gradients before clipping; None without ``max_grad_norm``.
         skipped: The step was left out, since fp16 gradients overflowed.
+        loss: With virtual ranks the step's loss over all ranks, without dims; None for the other engines.
     """
 
     grad_norm: float | None
     skipped: bool
+    loss: Tensor | None = None
 
 
 @runtime_checkable
