@@ -159,10 +159,10 @@ class CheckpointManager:
     def maybe_save(self, **values: Any) -> bool:
         """Save if it is time; returns whether it did. Call it at the end of every step.
 
-        When one of the ranks got SIGTERM, SIGUSR1 or SIGINT, all of them save at the end of the next step
-        and exit.
+        When one of the ranks got SIGTERM, SIGUSR1 or SIGINT, all of them save at the end of the same step,
+        within half a second or one more step, and exit.
 
-        Collective: every rank must call it, equally often. What it sends is awaited one call later.
+        Collective: every rank must call it, equally often.
 
         Raises:
             SystemExit: With status 75, after the save that a signal asked for.
@@ -187,13 +187,8 @@ class CheckpointManager:
         due = self.every_steps is not None and step % self.every_steps == 0 and step != self._saved_step
         if not self._agreed and not due:
             return False
-        path = self._save(values)
-        agreed, self._agreed = self._agreed, 0
-        if agreed > _DUE:
-            self._agree.finish()
-            if world_or_single().is_rank_zero:
-                logger.warning("signal %d asked to stop: saved %s, exit %d", agreed - _DUE, path, EXIT_SAVED)
-            raise SystemExit(EXIT_SAVED)
+        self._agreed = 0
+        self._save(values)  # a signal is told there once more, and ends the run
         return True
 
     def _save(self, values: Mapping[str, Any]) -> Path:
@@ -202,7 +197,9 @@ class CheckpointManager:
         step = self.state.current_step()
         self.state.capture()
         # The first thing is to hear from every rank: with one of them gone this raises, and nothing is saved.
-        steps = gather_objects(step)
+        asked = self._stop.signal if self._stop is not None else 0
+        told = gather_objects((step, asked))
+        steps = [step for step, _ in told]
         if len(set(steps)) > 1:
             raise CheckpointError(
                 f"ranks save at different steps: {', '.join(f'rank {r}: {s}' for r, s in enumerate(steps))}. "
@@ -210,7 +207,19 @@ class CheckpointManager:
             )
         on_rank_zero(world, lambda: self._write(step, values, world))
         self._saved_at, self._saved_step = time.monotonic(), step
-        return self.folder / f"step-{step}"
+        path = self.folder / f"step-{step}"
+        self._exit_if_asked(max(asked for _, asked in told), path)
+        return path
+
+    def _exit_if_asked(self, asked: int, path: Path) -> None:
+        """End this rank, like every other, when a signal that any of them got asked for it."""
+        if not asked:
+            return
+        assert self._agree is not None
+        self._agree.finish()
+        if world_or_single().is_rank_zero:
+            logger.warning("signal %d asked to stop: saved %s, exit %d", asked, path, EXIT_SAVED)
+        raise SystemExit(EXIT_SAVED)
 
     def _write(self, step: int, values: Mapping[str, Any], world: World) -> None:
         """Write, publish and tidy up; on rank 0 alone."""

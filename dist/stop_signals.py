@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+PACE_S = 0.25  # ranks ask one another this often whether to stop
+MAX_REST = 256  # calls between two rounds at the most, should steps become much slower
 _REPEAT_S = 1.0  # launchers and schedulers often send the same signal twice at once
 
 
@@ -64,30 +66,51 @@ class StopFlag:
 
 
 class DelayedMax:
-    """The largest value any rank passed, one call later: the all-reduce runs while the step computes.
+    """The largest value any rank passed, some calls later: the all-reduce runs while steps compute.
 
+    Where calls are short, most of them do nothing: after each round the ranks rest for as many calls as
+    fit into ``pace_s`` by the slowest rank's clock, which the same all-reduce tells them all. So rounds
+    cost next to nothing, every rank starts them at the same calls, and an answer is at most two rounds away.
     With one rank the value comes back at once. Collective: every rank calls it equally often.
+
+    Args:
+        group: Of all ranks; None for one rank.
+        device: Where the value is reduced.
+        pace_s: Seconds between rounds, about.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, pace_s: float = PACE_S) -> None:
         self._group = group
-        self._value = torch.zeros(1, dtype=torch.int64, device=device)
+        self._pace_us = int(pace_s * 1e6)
+        self._numbers = torch.zeros(2, dtype=torch.int64, device=device)  # value, microseconds a call
         self._work: dist.Work | None = None
+        self._rest = 0
+        self._calls = 0  # since the last round began
+        self._began_at = time.monotonic()
 
     def __call__(self, value: int) -> int:
-        """Pass this rank's value, get the agreed one of the call before (0 in the first).
+        """Pass this rank's value (again until it is answered), get the agreed one of an earlier call, or 0.
 
         Raises:
             RuntimeError: A rank is gone.
         """
         if self._group is None:
             return value
+        self._calls += 1
         agreed = 0
         if self._work is not None:
             self._work.wait()
-            agreed = int(self._value.item())
-        self._value.fill_(value)
-        self._work = dist.all_reduce(self._value, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._work = None
+            agreed, microseconds = (int(number) for number in self._numbers.tolist())
+            self._rest = min(MAX_REST, self._pace_us // max(1, microseconds))
+        if self._rest and not agreed:
+            self._rest -= 1
+            return agreed
+        now = time.monotonic()
+        self._numbers[0] = value
+        self._numbers[1] = int((now - self._began_at) / self._calls * 1e6)
+        self._calls, self._began_at = 0, now
+        self._work = dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
 
     def finish(self) -> None:
