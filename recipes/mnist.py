@@ -20,6 +20,9 @@ from phalanx.recipes.settings import RunSettings, require, run_recipe
 if TYPE_CHECKING:
     from torch import nn
 
+    from phalanx.dist import ShardLoader
+    from phalanx.recipes.datasets import ImageSets
+
 #: What a setting left at None becomes. The digits are 1,797 small images: many cheap epochs, and augmentation.
 CLOTHES: dict[str, Any] = {
     "epochs": 5,
@@ -117,13 +120,35 @@ def network(side: int, classes: int, dropout: float) -> nn.Module:
     return model.to(memory_format=torch.channels_last)  # convolutions on CPUs take two thirds of the time
 
 
+def loaders(settings: MnistSettings, sets: ImageSets) -> tuple[ShardLoader, ShardLoader, ShardLoader]:
+    """For training, validation and test. Collective."""
+    from phalanx.dist import ShardLoader
+    from phalanx.recipes import datasets
+
+    train_set, collate = datasets.augmented(sets.train, settings.augment or "none")
+    train_loader = ShardLoader(
+        train_set,
+        global_batch_size=settings.global_batch_size,
+        micro_batch_size=settings.micro_batch_size,
+        shuffle=True,
+        seed=settings.seed,
+        num_workers=settings.num_workers,
+        collate_fn=collate,
+    )
+    validation_loader, test_loader = (
+        ShardLoader(part, micro_batch_size=1000, collate_fn=datasets.whole_batch)
+        for part in (sets.validation, sets.test)
+    )
+    return train_loader, validation_loader, test_loader
+
+
 def train(settings: MnistSettings) -> float:
     """Train, or go on training, then test; returns the test accuracy. Collective."""
     from torch.nn import functional as F
     from torch.optim import Adam
     from torch.optim.lr_scheduler import LambdaLR
 
-    from phalanx.dist import CheckpointManager, ShardLoader, init_world, parallelize, seed_everything
+    from phalanx.dist import CheckpointManager, init_world, parallelize, seed_everything
     from phalanx.recipes import datasets, runs, training
     from phalanx.recipes.schedules import OneCycle
 
@@ -133,7 +158,6 @@ def train(settings: MnistSettings) -> float:
     settings = settings.resolved(datasets.locate(settings.data, settings.data_dir, settings.download))
     assert settings.epochs is not None
     assert settings.lr is not None
-    assert settings.augment is not None
     sets = datasets.load(
         settings.data, settings.data_dir, settings.download, settings.validation_fraction, settings.seed
     )
@@ -141,27 +165,9 @@ def train(settings: MnistSettings) -> float:
 
     # Loaders, model and checkpoints; a ValueError here is about what was asked for.
     with training.settings_errors():
-        train_set, collate = datasets.augmented(sets.train, settings.augment)
-        train_loader = ShardLoader(
-            train_set,
-            global_batch_size=settings.global_batch_size,
-            micro_batch_size=settings.micro_batch_size,
-            shuffle=True,
-            seed=settings.seed,
-            num_workers=settings.num_workers,
-            collate_fn=collate,
-        )
-        whole: dict[str, Any] = {
-            "global_batch_size": 1000 * world.world_size,
-            "collate_fn": datasets.whole_batch,
-        }
-        validation_loader, test_loader = (
-            ShardLoader(sets.validation, **whole),
-            ShardLoader(sets.test, **whole),
-        )
-        seed_everything(
-            settings.seed
-        )  # the same weights on any number of ranks; the loader sees to later draws
+        train_loader, validation_loader, test_loader = loaders(settings, sets)
+        # The same weights on any number of ranks; later random numbers are the loader's to seed.
+        seed_everything(settings.seed)
         model, optimizer, engine = parallelize(
             network(sets.side, sets.classes, settings.dropout),
             partial(Adam, lr=settings.lr, weight_decay=settings.weight_decay),
@@ -179,12 +185,11 @@ def train(settings: MnistSettings) -> float:
             scheduler=scheduler,
             every_steps=settings.checkpoint_every_steps,
         )
-    first_epoch = checkpoints.restore().epoch
+        first_epoch = checkpoints.restore().epoch
 
     # The loop. What it tells goes to metrics.jsonl and the display, from rank 0.
-    log = training.MetricsLog(
-        run, train_loader.progress, writes=world.is_rank_zero and not settings.test_only
-    )
+    writes = world.is_rank_zero and not settings.test_only
+    log = training.MetricsLog(run, train_loader.progress, writes=writes)
     step_metrics = training.StepMetrics(log, train_loader, every=settings.log_every_steps)
     ledger = training.Ledger(settings.ledger, world.rank)
     with training.Display(settings.epochs, speaks=world.is_rank_zero) as display:
@@ -197,7 +202,7 @@ def train(settings: MnistSettings) -> float:
                     loss_sum = F.cross_entropy(outputs, labels, reduction="sum", label_smoothing=smoothing)
                     engine.backward(loss_sum, train_loader.global_count)
                 ledger.note(train_loader)
-                step_metrics.update(outputs, labels, loss_sum)
+                step_metrics.update(outputs, labels)
                 if train_loader.is_last_micro:
                     engine.step()
                     scheduler.step()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phalanx.dist import Accuracy, Mean, Progress, ShardLoader, World, all_reduce_sum, gather_objects
+from phalanx.dist.checkpoints import CheckpointError
 from phalanx.recipes.datasets import ImageSets
 from phalanx.recipes.runs import RunFolder, read_metrics, write_whole
 from phalanx.recipes.settings import SettingsError
@@ -51,10 +52,10 @@ def rank() -> int:
 
 @contextlib.contextmanager
 def settings_errors() -> Iterator[None]:
-    """Where the library refuses what the user's settings asked for: its message alone, exit code 2."""
+    """Where the library refuses what the user asked for, or a checkpoint: its message alone, exit code 2."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, CheckpointError) as error:
         raise SettingsError(str(error)) from error
 
 
@@ -128,6 +129,8 @@ class MetricsLog:
 class StepMetrics:
     """Loss and accuracy of every so many steps' batches, over all ranks, as train lines of the log.
 
+    The loss is the plain cross-entropy, as in validation, whatever smoothing the training adds.
+
     Args:
         log: Where the lines go.
         loader: The training loader, asked for the counts of its last micro batch.
@@ -138,15 +141,16 @@ class StepMetrics:
         self._log, self._loader, self._every = log, loader, every
         self._loss_sum, self._accuracy = 0.0, Accuracy()
 
-    def update(self, outputs: Tensor, labels: Tensor, loss_sum: Tensor) -> None:
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
         """Take in a micro batch; at a logged step's last one, write the line. Collective."""
         loader = self._loader
         step = loader.progress.step + (not loader.is_last_micro)
         if step % self._every:
             return
         if loader.local_count:  # a stand-in batch is no sample
-            self._loss_sum += loss_sum.item()
-            self._accuracy.update(outputs.detach(), labels)
+            outputs = outputs.detach().float()
+            self._loss_sum += F.cross_entropy(outputs, labels, reduction="sum").item()
+            self._accuracy.update(outputs, labels)
         if loader.is_last_micro:
             loss = all_reduce_sum(self._loss_sum) / loader.global_count
             epoch, accuracy = loader.progress.epoch + 1, self._accuracy.compute()
