@@ -17,14 +17,19 @@ if TYPE_CHECKING:
     from phalanx.dist.augment import augment_batch as augment_batch
     from phalanx.dist.augment_policies import RandAugment as RandAugment
     from phalanx.dist.augment_policies import TrivialAugment as TrivialAugment
+    from phalanx.dist.batch_samplers import ShardBatchSampler as ShardBatchSampler
     from phalanx.dist.checkpoints import CheckpointManager as CheckpointManager
     from phalanx.dist.checkpoints import Restored as Restored
     from phalanx.dist.devices import Gpu as Gpu
     from phalanx.dist.devices import VisibleDevices as VisibleDevices
     from phalanx.dist.devices import select_devices as select_devices
     from phalanx.dist.devices import visible_devices as visible_devices
+    from phalanx.dist.devices import visible_devices_per_rank as visible_devices_per_rank
     from phalanx.dist.engines.engine import Engine as Engine
     from phalanx.dist.engines.engine import StepInfo as StepInfo
+    from phalanx.dist.epochs import set_epoch as set_epoch
+    from phalanx.dist.iterable import shard_iterable as shard_iterable
+    from phalanx.dist.length_buckets import LengthBucketSampler as LengthBucketSampler
     from phalanx.dist.loaders import ShardLoader as ShardLoader
     from phalanx.dist.metrics import Accuracy as Accuracy
     from phalanx.dist.metrics import Mean as Mean
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
     from phalanx.dist.state_dict import match_state_dict as match_state_dict
     from phalanx.dist.state_dict import unwrap as unwrap
     from phalanx.dist.tensor_loader import TensorLoader as TensorLoader
+    from phalanx.dist.weighted_sampler import WeightedShardSampler as WeightedShardSampler
     from phalanx.dist.world import World as World
     from phalanx.dist.world import all_reduce_sum as all_reduce_sum
     from phalanx.dist.world import barrier as barrier
@@ -54,6 +60,7 @@ _HOME = {
     "Engine": "engines.engine",
     "Gpu": "devices",
     "HorizontalFlip": "augment",
+    "LengthBucketSampler": "length_buckets",
     "Match": "state_dict",
     "Mean": "metrics",
     "Normalize": "augment",
@@ -62,6 +69,7 @@ _HOME = {
     "RandAugment": "augment_policies",
     "RandomCrop": "augment",
     "Restored": "checkpoints",
+    "ShardBatchSampler": "batch_samplers",
     "ShardLoader": "loaders",
     "ShardSampler": "samplers",
     "Shift": "augment",
@@ -69,6 +77,7 @@ _HOME = {
     "TensorLoader": "tensor_loader",
     "TrivialAugment": "augment_policies",
     "VisibleDevices": "devices",
+    "WeightedShardSampler": "weighted_sampler",
     "World": "world",
     "all_reduce_sum": "world",
     "augment_batch": "augment",
@@ -83,8 +92,11 @@ _HOME = {
     "rank_zero_first": "world",
     "seed_everything": "seeds",
     "select_devices": "devices",
+    "set_epoch": "epochs",
+    "shard_iterable": "iterable",
     "unwrap": "state_dict",
     "visible_devices": "devices",
+    "visible_devices_per_rank": "devices",
 }
 
 __all__ = [
@@ -94,6 +106,7 @@ __all__ = [
     "Engine",
     "Gpu",
     "HorizontalFlip",
+    "LengthBucketSampler",
     "Match",
     "Mean",
     "Normalize",
@@ -102,6 +115,7 @@ __all__ = [
     "RandAugment",
     "RandomCrop",
     "Restored",
+    "ShardBatchSampler",
     "ShardLoader",
     "ShardSampler",
     "Shift",
@@ -109,6 +123,7 @@ __all__ = [
     "TensorLoader",
     "TrivialAugment",
     "VisibleDevices",
+    "WeightedShardSampler",
     "World",
     "all_reduce_sum",
     "augment_batch",
@@ -123,8 +138,11 @@ __all__ = [
     "rank_zero_first",
     "seed_everything",
     "select_devices",
+    "set_epoch",
+    "shard_iterable",
     "unwrap",
     "visible_devices",
+    "visible_devices_per_rank",
 ]
 
 

@@ -133,11 +133,13 @@ def test_every_public_name_loads_and_the_list_is_sorted(area: str) -> None:
 
 
 PUBLIC = {
-    "phalanx.dist": """Accuracy CheckpointManager Cutout Engine Gpu HorizontalFlip Match Mean Normalize Plan Progress
-        RandAugment RandomCrop Restored ShardLoader ShardSampler Shift StepInfo TensorLoader
-        TrivialAugment VisibleDevices World all_reduce_sum augment_batch barrier canonical_keys
+    "phalanx.dist": """Accuracy CheckpointManager Cutout Engine Gpu HorizontalFlip LengthBucketSampler Match Mean
+        Normalize Plan Progress RandAugment RandomCrop Restored ShardBatchSampler ShardLoader
+        ShardSampler Shift StepInfo TensorLoader TrivialAugment VisibleDevices
+        WeightedShardSampler World all_reduce_sum augment_batch barrier canonical_keys
         class_weights gather_objects init_world load_state_dict match_state_dict parallelize
-        rank_zero_first seed_everything select_devices unwrap visible_devices""",
+        rank_zero_first seed_everything select_devices set_epoch shard_iterable unwrap
+        visible_devices""",
 }
 
 
