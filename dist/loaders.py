@@ -14,7 +14,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from phalanx.dist.batches import Batch, BatchQueue, KeyedDataset, Share, WorkerInit
 from phalanx.dist.keys import generator_states, reseed, restore_generator_states
-from phalanx.dist.loader_options import check_dataset, check_options, check_sampler, resolve_batch_sizes
+from phalanx.dist.loader_options import (
+    check_dataset,
+    check_options,
+    check_sampler,
+    resolve_batch_sizes,
+    samples_of_epoch,
+)
 from phalanx.dist.numerics import warn_of_other_bits
 from phalanx.dist.orders import EpochOrders
 from phalanx.dist.permutation import Indices
@@ -77,7 +83,8 @@ class ShardLoader:
             it as well. Batches, their sizes and keys then depend on V alone, never on the world size;
             ``micro_batch_size`` is of a virtual rank.
         sampler: A torch Sampler over the whole dataset, drawn once an epoch under a seed that all
-            ranks share, then cut into shares. Makes ``training`` true as well.
+            ranks share, then cut into shares; or a WeightedShardSampler or LengthBucketSampler, whose
+            whole epoch is looked up under its own seed. Makes ``training`` true as well.
         world: Where this rank stands; by default the current world.
         options: Of torch's DataLoader: ``num_workers``, ``collate_fn``, ``worker_init_fn``,
             ``prefetch_factor``, ``timeout``, ``multiprocessing_context``, ``pin_memory`` (default: on
@@ -121,6 +128,7 @@ class ShardLoader:
         self._ordering: dict[str, Any] = {"seed": int(seed), "tail": tail, "shuffle": shuffle}
         self._options = options
         self._generator = torch.Generator()
+        self._inner: DataLoader[Any] | None = None
         #: What the bits of a run with virtual ranks depend on, kept in `state_dict`; the engine sets it.
         self.numerics: dict[str, Any] | None = None
         self._share_among(virtual_ranks)
@@ -267,7 +275,7 @@ class ShardLoader:
         self.virtual_ranks = virtual_ranks
         batch_size, self.micro_batch_size = resolve_batch_sizes(*self._asked, shards)
         self.plan = Plan(
-            num_items=len(self.dataset if self.sampler is None else self.sampler),  # type: ignore[arg-type]
+            num_items=samples_of_epoch(self.dataset, self.sampler, batch_size),
             global_batch_size=batch_size,
             shards=shards,
             **self._ordering,
@@ -278,7 +286,7 @@ class ShardLoader:
         self._keyed = KeyedDataset(
             self.dataset, self.plan, own_collate=self._options.get("collate_fn") is not None
         )
-        self._inner: DataLoader[Any] | None = None
+        self._inner = None
 
     def _share(self) -> Share:
         return Share(self.plan, self._shards, self.micro_batch_size, stand_ins=self.training)
@@ -303,12 +311,12 @@ class ShardLoader:
         """Compare datasets and settings over the ranks. Collective when there is a group."""
         if self.world.world_size == 1 or not torch.distributed.is_initialized():
             return
-        from phalanx.dist.audits import audit_same_dataset, hash_values
+        from phalanx.dist.audits import audit_same_dataset
 
         settings: dict[str, Any] = {**self.plan.to_dict(), "micro_batch_size": self.micro_batch_size}
         settings["virtual_ranks"] = self.virtual_ranks
         if self.sampler is not None:
-            settings["order drawn from the sampler"] = hash_values(self._orders.draw(0))
+            settings["order drawn from the sampler"] = self._orders.fingerprint()
         audit_same_dataset(self.dataset, self.world, settings=settings)
 
     def _make_inner(self) -> DataLoader[Any]:

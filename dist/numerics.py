@@ -39,12 +39,13 @@ def numerics_record(device: torch.device, **settings: Any) -> dict[str, Any]:
     """
     from phalanx import __version__
 
+    backends: Any = torch.backends
     record: dict[str, Any] = {
         **settings,
         "num_threads": torch.get_num_threads(),
         "cpu": _cpu_name(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "mkldnn": torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled),
+        "cpu_capability": backends.cpu.get_cpu_capability(),
+        "mkldnn": bool(backends.mkldnn.is_available() and backends.mkldnn.enabled),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "device": device.type,
@@ -56,10 +57,10 @@ def numerics_record(device: torch.device, **settings: Any) -> dict[str, Any]:
         record |= {
             "gpu": torch.cuda.get_device_name(device),
             "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-            "cudnn.benchmark": torch.backends.cudnn.benchmark,
-            "cudnn.deterministic": torch.backends.cudnn.deterministic,
-            "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+            "cudnn": backends.cudnn.version(),
+            "cudnn.benchmark": backends.cudnn.benchmark,
+            "cudnn.deterministic": backends.cudnn.deterministic,
+            "cudnn.allow_tf32": backends.cudnn.allow_tf32,
         }
     return record | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 

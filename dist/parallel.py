@@ -116,13 +116,18 @@ def parallelize(
     ready = _ready_optimizer(model, optimizer)
     if loader is not None:
         loader.training = True
-    common = {"device": place, "precision": precision, "max_grad_norm": max_grad_norm, "loader": loader}
+    common: dict[str, Any] = {
+        "device": place,
+        "precision": precision,
+        "max_grad_norm": max_grad_norm,
+        "loader": loader,
+    }
     engine: SingleEngine
     if virtual_ranks is not None:
         if world.world_size > 1:
             _take_from_rank_zero([*model.parameters(), *model.buffers()])
         engine = VirtualEngine(
-            model, ready, virtual_ranks=virtual_ranks, world=world, **engine_options, **common
+            model, ready, virtual_ranks=virtual_ranks, world=world, **common, **engine_options
         )
         remember(model, engine)
         return model, ready, engine
@@ -131,7 +136,7 @@ def parallelize(
         _take_from_rank_zero([*model.parameters(), *model.buffers()])
         strategy = "single"
     if strategy == "single":
-        engine = SingleEngine(model, ready, **common)  # type: ignore[arg-type]
+        engine = SingleEngine(model, ready, **common)
     else:
         sync_buffers = engine_options.pop("broadcast_buffers", True)
         if ddp is None:
@@ -140,7 +145,7 @@ def parallelize(
             model = ddp
         else:
             sync_buffers = False  # its maker has set what DDP does in each forward
-        engine = DDPEngine(model, ddp, ready, sync_buffers=sync_buffers, **common)  # type: ignore[arg-type]
+        engine = DDPEngine(model, ddp, ready, sync_buffers=sync_buffers, **common)
     remember(model, engine)
     return model, ready, engine
 

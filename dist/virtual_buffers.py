@@ -113,7 +113,9 @@ class StepBuffers:
                 [tensor.contiguous().view(-1).view(torch.uint8) for tensor in self._rest_of_first]
             )
             dist.broadcast(flat, src=0)
-            parts = flat.split([tensor.numel() * tensor.element_size() for tensor in self._rest_of_first])
+            parts = torch.split(
+                flat, [tensor.numel() * tensor.element_size() for tensor in self._rest_of_first]
+            )
             self._rest_of_first = [
                 # A copy, since a view of another dtype needs an aligned start.
                 part.clone().view(tensor.dtype).view(tensor.shape)

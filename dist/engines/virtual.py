@@ -246,11 +246,11 @@ class VirtualEngine(SingleEngine):
         if add:
             slot.scalars.add_(flags)
             if used:
-                torch._foreach_add_(targets, sources)  # type: ignore[arg-type]
+                torch._foreach_add_(targets, sources)
         else:
             slot.scalars.copy_(flags)
             if used:
-                torch._foreach_copy_(targets, sources)  # type: ignore[arg-type]
+                torch._foreach_copy_(targets, sources)
         counts = self.loader is None or self._played[self._taken] < self.loader.global_count
         self._buffers.leave(slot, add=add, counts=counts, first=self._taken == 0)
         if add:
