@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,21 @@ from phalanx.dist.checkpoint_sources import (
     read_source,
     shape_of,
 )
+from phalanx.dist.key_matches import (
+    KeysDifferError,
+    Match,
+    Mismatch,
+    first_lines,
+    keys_differ,
+    nothing_matched,
+    shape_text,
+)
 from phalanx.dist.key_rewrites import (
     AmbiguousKeysError,
     FlattenedShardsError,
     NothingMatchedError,
     Pairing,
     Rule,
-    Shape,
     StateDictError,
     canonical_key,
     collapsed_keys,
@@ -35,6 +43,7 @@ from phalanx.dist.key_rewrites import (
     pair_keys,
     sample_names,
 )
+from phalanx.dist.shards import is_sharded, local_part, share_of
 from phalanx.dist.wrappers import canonical_name, unwrap, wrapper_paths
 
 __all__ = [
@@ -56,69 +65,6 @@ __all__ = [
 ]
 
 Target = nn.Module | Mapping[str, Any] | Iterable[str]
-
-
-class Mismatch(NamedTuple):
-    """A key whose tensor has another shape in the source than in the model."""
-
-    key: str
-    source_shape: Shape
-    target_shape: Shape
-
-
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """What `match_state_dict` found.
-
-    Attributes:
-        state_dict: The source's tensors under the target's keys (the same tensors, not copies).
-        renamed: Source key to target key, where the two differ.
-        missing: Target keys that nothing was found for (a tied name whose twin was found is not missing).
-        unexpected: Source keys that the target does not have.
-        mismatched: Keys found with another shape.
-        rewrites: In words, what was done to the keys.
-        averaged: Source keys of a moving average kept beside the live weights, left out.
-        container: Entry of the source that held the weights; None when they were at the top.
-        other_containers: Entries with tensors that were not used.
-        unused_rules: Patterns of the rules that changed no key.
-        matched: Number of target keys found.
-    """
-
-    state_dict: OrderedDict[str, Any]
-    renamed: dict[str, str]
-    missing: list[str]
-    unexpected: list[str]
-    mismatched: list[Mismatch]
-    rewrites: list[str]
-    averaged: list[str] = field(default_factory=list)
-    container: str | None = None
-    other_containers: list[str] = field(default_factory=list)
-    unused_rules: list[str] = field(default_factory=list)
-    matched: int = 0
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.matched} keys matched, {len(self.renamed)} of them renamed, {len(self.missing)} missing, "
-            f"{len(self.unexpected)} unexpected, {len(self.mismatched)} of another shape"
-        ]
-        if self.container is not None:
-            lines.append(f"weights taken from the entry {self.container!r}")
-        if self.other_containers:
-            lines.append(f"not used: the entries {sample_names(self.other_containers)}")
-        lines += self.rewrites
-        if self.averaged:
-            lines.append(f"left out as a moving average: {sample_names(self.averaged)}")
-        if self.unused_rules:
-            lines.append(f"rules that changed no key: {sample_names(self.unused_rules)}")
-        return "\n".join(lines)
-
-
-class KeysDifferError(StateDictError):
-    """Keys are missing, unexpected or of another shape; `.match` tells which. The model is untouched."""
-
-    def __init__(self, message: str, match: Match) -> None:
-        super().__init__(message)
-        self.match = match
 
 
 def canonical_keys(model_or_keys: nn.Module | Iterable[str]) -> list[str]:
@@ -205,32 +151,66 @@ def load_state_dict(
         KeysDifferError: Keys are missing or unexpected (``strict``), or shapes differ.
         StateDictError: As for `match_state_dict`.
     """
+    match, state = fit_state_dict(model, source, strict, ignore_mismatched=ignore_mismatched, rules=rules)
+    values = model.state_dict(keep_vars=True)
+    on_meta = assigns(values)
+    for key, value in state.items():
+        if is_sharded(values.get(key)) and isinstance(value, Tensor) and not is_sharded(value):
+            state[key] = share_of(value, values[key])
+    model.load_state_dict(state, strict=False, assign=on_meta)
+    return match
+
+
+def fit_state_dict(
+    model: nn.Module,
+    source: Source,
+    strict: bool = True,
+    *,
+    ignore_mismatched: bool = False,
+    rules: Sequence[Rule] = (),
+) -> tuple[Match, OrderedDict[str, Any]]:
+    """What `load_state_dict` would load, under the model's keys, and the match; nothing is loaded.
+
+    Raises:
+        StateDictError: As for `load_state_dict`.
+    """
     match, name, pairing, weights = _match(source, model, rules, ignore_mismatched=True)
     state = OrderedDict(match.state_dict)
     if match.unexpected and match.missing:
         match, state = _with_own_translation(model, match, weights)
     problems = []
     if match.mismatched and not ignore_mismatched:
-        shapes = [f"{m.key} {_shape(m.source_shape)} -> {_shape(m.target_shape)}" for m in match.mismatched]
-        problems.append(f"{len(shapes)} of another shape (checkpoint -> model): {_first(shapes)}")
+        shapes = [
+            f"{m.key} {shape_text(m.source_shape)} -> {shape_text(m.target_shape)}" for m in match.mismatched
+        ]
+        problems.append(f"{len(shapes)} of another shape (checkpoint -> model): {first_lines(shapes)}")
     if strict and match.missing:
         problems.append(f"{len(match.missing)} missing: {sample_names(match.missing)}")
     if strict and match.unexpected:
         problems.append(f"{len(match.unexpected)} unexpected: {sample_names(match.unexpected)}")
     if problems:
-        raise _keys_differ(name, problems, match, pairing)
+        raise keys_differ(name, problems, match, pairing)
     values = model.state_dict(keep_vars=True)
     _refuse_unequal_twins(values, match)
+    assigns(values)
+    if hasattr(match.state_dict, "_metadata"):
+        state._metadata = match.state_dict._metadata  # type: ignore[attr-defined]
+    return match, state
+
+
+def assigns(values: Mapping[str, Any]) -> bool:
+    """Whether the model is on the meta device, so that tensors become its own rather than being copied.
+
+    Raises:
+        StateDictError: A part of it is.
+    """
     on_meta = [key for key, value in values.items() if isinstance(value, Tensor) and value.is_meta]
     if on_meta and len(on_meta) < len(values):
         raise StateDictError(
             f"{sample_names(on_meta)}: on the meta device while other tensors of the model are not; copying into "
             "them would do nothing.\nFix: model.to_empty(device=...) first"
         )
-    if hasattr(match.state_dict, "_metadata"):
-        state._metadata = match.state_dict._metadata  # type: ignore[attr-defined]
-    model.load_state_dict(state, strict=False, assign=bool(on_meta))
-    return match
+    return bool(on_meta)
 
 
 def _checked(keys: Iterable[str]) -> list[str]:
@@ -270,7 +250,7 @@ def _match(
         if isinstance(values[found], Tensor) and not isinstance(weights[key], Tensor):
             del pairing.pairs[key]  # a plain value cannot fill a tensor: it is a stranger of the same name
     if not pairing.pairs and values:
-        raise NothingMatchedError(_nothing_matched(name, weights, values, pairing, container))
+        raise NothingMatchedError(nothing_matched(name, weights, values, pairing, container))
     loaded: OrderedDict[str, Any] = OrderedDict()
     mismatched = []
     by_target = {found: key for key, found in pairing.pairs.items()}
@@ -312,7 +292,11 @@ def _place(value: Any) -> tuple[Any, ...] | None:
     """What two names of one tensor have in common; None for a tensor without memory of its own."""
     if not isinstance(value, Tensor) or shape_of(value) is None:
         return None
-    if value.device.type == "meta" or value.numel() == 0 or value.layout != torch.strided:
+    if value.device.type == "meta" or value.layout != torch.strided:
+        return ("id", id(value))
+    if is_sharded(value):
+        value = local_part(value)
+    if value.numel() == 0:
         return ("id", id(value))
     return (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
 
@@ -370,59 +354,13 @@ def _renamed_metadata(metadata: Mapping[str, Any], pairs: Mapping[str, str]) -> 
     return renamed
 
 
-def _shape(shape: Shape) -> str:
-    return str(list(shape))
-
-
-def _first(lines: Sequence[str], count: int = 5) -> str:
-    return "; ".join(lines[:count]) + (f"; and {len(lines) - count} more" if len(lines) > count else "")
-
-
-def _nothing_matched(
-    name: str, weights: Mapping[str, Any], values: Mapping[str, Any], pairing: Pairing, container: str | None
-) -> str:
-    entry = f" (entry {container!r})" if container else ""
-    lines = [
-        f"{name}{entry}: none of its {len(weights)} keys is one of the model's {len(values)}.",
-        f"  checkpoint: {sample_names(weights)}",
-        f"  model:      {sample_names(values)}",
-        "The model would have kept its initial values.",
-    ]
-    if pairing.hint:
-        lines.append(pairing.hint[0].upper() + pairing.hint[1:])
-    else:
-        lines.append(
-            "Fix: is this the checkpoint of this model? If its layers were renamed, pass rules=[(pattern, new)]"
-        )
-    return "\n".join(lines)
-
-
-def _keys_differ(name: str, problems: Sequence[str], match: Match, pairing: Pairing) -> KeysDifferError:
-    total = match.matched + len(match.missing)
-    lines = [f"{name}: {match.matched} of the model's {total} keys found; the model was left as it is."]
-    lines += [f"  {problem}" for problem in problems]
-    if match.container is not None:
-        lines.append(f"  (weights taken from the entry {match.container!r})")
-    if pairing.hint and match.missing:
-        lines.append(pairing.hint[0].upper() + pairing.hint[1:])
-    if match.unused_rules:
-        lines.append(f"Rules that changed no key: {sample_names(match.unused_rules)}")
-    fixes = []
-    if match.mismatched:
-        fixes.append("ignore_mismatched=True keeps the model's own values where shapes differ")
-    if match.missing or match.unexpected:
-        fixes.append("strict=False loads what fits")
-    lines.append("Fix: is this the checkpoint of this model? If it is meant, " + "; ".join(fixes))
-    return KeysDifferError("\n".join(lines), match)
-
-
 def _refuse_unequal_twins(values: Mapping[str, Any], match: Match) -> None:
     """Two names of one parameter with different values: whichever came last would win."""
     for group in alias_groups(values):
         given = [key for key in group if isinstance(match.state_dict.get(key), Tensor)]
         for key in given[1:]:
             first, second = match.state_dict[given[0]], match.state_dict[key]
-            if not _one_tensor(first, second) and not torch.equal(first, second.to(first.device)):
+            if not _one_tensor(first, second) and not equal_values(first, second):
                 raise AmbiguousKeysError(
                     f"{given[0]!r} and {key!r} share one tensor in the model, but the checkpoint holds different "
                     "values for them, and the last one would silently win.\n"
@@ -460,3 +398,10 @@ def _with_own_translation(
     found = match.matched + len(match.missing) - len(missing)
     unexpected += [key for key in match.unexpected if key not in origin.values()]
     return replace(match, missing=missing, unexpected=unexpected, matched=found), state
+
+
+def equal_values(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors hold the same; tensors on meta, which hold nothing, are taken for different ones."""
+    if first.is_meta or second.is_meta:
+        return False
+    return torch.equal(first, second.to(first.device))

@@ -1,0 +1,121 @@
+"""What came of matching a checkpoint with a model, and how it is told."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from phalanx.dist.key_rewrites import Pairing, Shape, StateDictError, sample_names
+
+
+class Mismatch(NamedTuple):
+    """A key whose tensor has another shape in the source than in the model."""
+
+    key: str
+    source_shape: Shape
+    target_shape: Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """What `match_state_dict` found.
+
+    Attributes:
+        state_dict: The source's tensors under the target's keys (the same tensors, not copies).
+        renamed: Source key to target key, where the two differ.
+        missing: Target keys that nothing was found for (a tied name whose twin was found is not missing).
+        unexpected: Source keys that the target does not have.
+        mismatched: Keys found with another shape.
+        rewrites: In words, what was done to the keys.
+        averaged: Source keys of a moving average kept beside the live weights, left out.
+        container: Entry of the source that held the weights; None when they were at the top.
+        other_containers: Entries with tensors that were not used.
+        unused_rules: Patterns of the rules that changed no key.
+        matched: Number of target keys found.
+    """
+
+    state_dict: OrderedDict[str, Any]
+    renamed: dict[str, str]
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: list[Mismatch]
+    rewrites: list[str]
+    averaged: list[str] = field(default_factory=list)
+    container: str | None = None
+    other_containers: list[str] = field(default_factory=list)
+    unused_rules: list[str] = field(default_factory=list)
+    matched: int = 0
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.matched} keys matched, {len(self.renamed)} of them renamed, {len(self.missing)} missing, "
+            f"{len(self.unexpected)} unexpected, {len(self.mismatched)} of another shape"
+        ]
+        if self.container is not None:
+            lines.append(f"weights taken from the entry {self.container!r}")
+        if self.other_containers:
+            lines.append(f"not used: the entries {sample_names(self.other_containers)}")
+        lines += self.rewrites
+        if self.averaged:
+            lines.append(f"left out as a moving average: {sample_names(self.averaged)}")
+        if self.unused_rules:
+            lines.append(f"rules that changed no key: {sample_names(self.unused_rules)}")
+        return "\n".join(lines)
+
+
+class KeysDifferError(StateDictError):
+    """Keys are missing, unexpected or of another shape; `.match` tells which. The model is untouched."""
+
+    def __init__(self, message: str, match: Match) -> None:
+        super().__init__(message)
+        self.match = match
+
+
+def shape_text(shape: Shape) -> str:
+    """A shape as a message shows it."""
+    return str(list(shape))
+
+
+def first_lines(lines: Sequence[str], count: int = 5) -> str:
+    """The first few, and how many more there are."""
+    return "; ".join(lines[:count]) + (f"; and {len(lines) - count} more" if len(lines) > count else "")
+
+
+def nothing_matched(
+    name: str, weights: Mapping[str, Any], values: Mapping[str, Any], pairing: Pairing, container: str | None
+) -> str:
+    entry = f" (entry {container!r})" if container else ""
+    lines = [
+        f"{name}{entry}: none of its {len(weights)} keys is one of the model's {len(values)}.",
+        f"  checkpoint: {sample_names(weights)}",
+        f"  model:      {sample_names(values)}",
+        "The model would have kept its initial values.",
+    ]
+    if pairing.hint:
+        lines.append(pairing.hint[0].upper() + pairing.hint[1:])
+    else:
+        lines.append(
+            "Fix: is this the checkpoint of this model? If its layers were renamed, pass rules=[(pattern, new)]"
+        )
+    return "\n".join(lines)
+
+
+def keys_differ(name: str, problems: Sequence[str], match: Match, pairing: Pairing) -> KeysDifferError:
+    total = match.matched + len(match.missing)
+    lines = [f"{name}: {match.matched} of the model's {total} keys found; the model was left as it is."]
+    lines += [f"  {problem}" for problem in problems]
+    if match.container is not None:
+        lines.append(f"  (weights taken from the entry {match.container!r})")
+    if pairing.hint and match.missing:
+        lines.append(pairing.hint[0].upper() + pairing.hint[1:])
+    if match.unused_rules:
+        lines.append(f"Rules that changed no key: {sample_names(match.unused_rules)}")
+    fixes = []
+    if match.mismatched:
+        fixes.append("ignore_mismatched=True keeps the model's own values where shapes differ")
+    if match.missing or match.unexpected:
+        fixes.append("strict=False loads what fits")
+    lines.append("Fix: is this the checkpoint of this model? If it is meant, " + "; ".join(fixes))
+    return KeysDifferError("\n".join(lines), match)
