@@ -341,7 +341,7 @@ class VirtualEngine(SingleEngine):
 def prepare_virtual_ranks(
     model: nn.Module, loader: CountingLoader | None, virtual_ranks: int, world: World
 ) -> None:
-    """Refuse what cannot be, before anything is moved, and let the loader share steps among virtual ranks.
+    """Refuse what cannot be, and let the loader share steps among virtual ranks.
 
     Raises:
         ValueError: See `VirtualEngine`; or the model is wrapped, or the loader knows no virtual ranks.
