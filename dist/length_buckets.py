@@ -140,7 +140,7 @@ class LengthBucketSampler(EpochSampler[list[int]]):
         if not self.shuffle:
             longest_first: Indices = np.argsort(-self._lengths, kind="stable").astype(np.int64, copy=False)
             return longest_first
-        order = epoch_order(count, seed, epoch).take(positions).copy()
+        order: Indices = epoch_order(count, seed, epoch).take(positions).copy()
         for start in range(0, count, self._pool_size):
             pool = order[start : start + self._pool_size]
             order[start : start + self._pool_size] = pool[np.argsort(-self._lengths[pool], kind="stable")]
