@@ -20,7 +20,8 @@ def default_folder() -> Path:
 def hold(uuid: str, folder: Path | None = None) -> bool:
     """Hold the GPU for this process and its forked children; False when another job has it.
 
-    It is freed when the last of them ends, however that happens: the kernel drops the lock.
+    It is freed when the last of them ends, however that happens: the kernel drops the lock. What a parent of
+    this process holds (the launcher, for its ranks) counts as held.
 
     Raises:
         OSError: The folder cannot be used.
@@ -33,7 +34,7 @@ def hold(uuid: str, folder: Path | None = None) -> bool:
     except OSError as error:
         os.close(handle)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
+            return _is_ancestor(holder(uuid, folder))
         raise
     try:
         os.ftruncate(handle, 0)
@@ -42,6 +43,20 @@ def hold(uuid: str, folder: Path | None = None) -> bool:
         pass
     _held[uuid] = handle
     return True
+
+
+def _is_ancestor(wanted: int | None) -> bool:
+    """Whether the process is one of this one's parents."""
+    pid = os.getpid()
+    while wanted is not None and pid > 1:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        pid = int(stat.rpartition(")")[2].split()[1])
+        if pid == wanted:
+            return True
+    return False
 
 
 def holder(uuid: str, folder: Path | None = None) -> int | None:

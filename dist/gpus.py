@@ -23,6 +23,8 @@ class Gpu:
         processes: Process ids that compute on it.
         compute_mode: ``default``, ``exclusive`` or ``prohibited``.
         mig_uuids: Its MIG instances, ``MIG-...``.
+        busy_migs: Those of them that a process uses.
+        problem: Why it cannot be used, such as having fallen off the bus; empty when it can.
     """
 
     index: int
@@ -35,8 +37,11 @@ class Gpu:
     processes: tuple[int, ...] | None = None
     compute_mode: str | None = None
     mig_uuids: tuple[str, ...] = ()
+    busy_migs: tuple[str, ...] = ()
+    problem: str = ""
 
 
+IDLE_MIG_MEMORY_BYTES = 256 << 20  # an instance nobody uses shows some tens of MiB
 _COMPUTE_MODES = {0: "default", 1: "exclusive", 2: "prohibited", 3: "exclusive"}
 
 
@@ -62,11 +67,14 @@ def nvml_inventory() -> list[Gpu] | None:
 
 
 def _read(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        problem = _lost(nvml, handle)
+    except Exception as error:  # one GPU's fault must not hide the others
+        return Gpu(index, problem=f"NVML cannot reach it ({error})")
+    instances = _mig_instances(nvml, handle)
     pci = _ask(nvml.nvmlDeviceGetPciInfo, handle)
-    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle, getattr(nvml, "nvmlMemory_v2", None))
-    if memory is None:  # an old driver: what it reserves for itself counts as used
-        memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = _memory(nvml, handle)
     processes = _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
     mode = _ask(nvml.nvmlDeviceGetComputeMode, handle)
     return Gpu(
@@ -78,20 +86,44 @@ def _read(nvml: Any, index: int) -> Gpu:
         memory_used_bytes=None if memory is None else int(memory.used),
         processes=None if processes is None else tuple(int(process.pid) for process in processes),
         compute_mode=None if mode is None else _COMPUTE_MODES.get(int(mode)),
-        mig_uuids=_mig_uuids(nvml, handle),
+        mig_uuids=tuple(instances),
+        busy_migs=tuple(uuid for uuid, busy in instances.items() if busy),
+        problem=problem,
     )
 
 
-def _mig_uuids(nvml: Any, handle: Any) -> tuple[str, ...]:
+def _memory(nvml: Any, handle: Any) -> Any:
+    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle, getattr(nvml, "nvmlMemory_v2", None))
+    if memory is None:  # an old driver: what it reserves for itself counts as used
+        memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    return memory
+
+
+def _lost(nvml: Any, handle: Any) -> str:
+    """Whether NVML says that the GPU has fallen off the bus, or needs a reset: its handle may be had all the same."""
+    try:
+        nvml.nvmlDeviceGetUUID(handle)
+    except Exception as error:
+        code = getattr(error, "value", None)
+        gone = {getattr(nvml, f"NVML_ERROR_{name}", -1) for name in ("GPU_IS_LOST", "RESET_REQUIRED")}
+        return f"NVML cannot reach it ({error})" if code in gone else ""
+    return ""
+
+
+def _mig_instances(nvml: Any, handle: Any) -> dict[str, bool]:
+    """UUID of each MIG instance, and whether somebody uses it."""
     mode = _ask(nvml.nvmlDeviceGetMigMode, handle)
     if not mode or not mode[0]:
-        return ()
-    found = []
+        return {}
+    found = {}
     for index in range(int(_ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)):
         instance = _ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         if instance is not None:
-            found.append(_text(_ask(nvml.nvmlDeviceGetUUID, instance)))
-    return tuple(uuid for uuid in found if uuid)
+            memory = _memory(nvml, instance)
+            in_use = memory is not None and memory.used > IDLE_MIG_MEMORY_BYTES
+            processes = _ask(nvml.nvmlDeviceGetComputeRunningProcesses, instance)
+            found[_text(_ask(nvml.nvmlDeviceGetUUID, instance))] = bool(processes) or in_use
+    return {uuid: busy for uuid, busy in found.items() if uuid}
 
 
 def _ask(function: Callable[..., Any], *args: Any) -> Any:

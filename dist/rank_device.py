@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
 
 def choose_device(local_rank: int, ranks_here: int, backend: str | None, device: str | None) -> torch.device:
     """This rank's device; never a modulo, which would put several ranks on one GPU without a word."""
+    if device != "cpu" and _take_own_instance(local_rank, ranks_here):
+        return torch.device("cuda", 0)
     count = 0 if device == "cpu" else torch.cuda.device_count()
     if count == 0 or not torch.cuda.is_available():
         if backend is not None and "nccl" in backend.lower():
@@ -20,6 +23,7 @@ def choose_device(local_rank: int, ranks_here: int, backend: str | None, device:
         if device is None:
             _warn_of_hidden_gpus()
         return torch.device("cpu")
+    _verify_selection(count)
     if local_rank < count and ranks_here <= count:
         return torch.device("cuda", local_rank)
     bound_per_task = "CUDA_VISIBLE_DEVICES" in os.environ or "SLURM_PROCID" in os.environ
@@ -32,6 +36,35 @@ def choose_device(local_rank: int, ranks_here: int, backend: str | None, device:
         "There are more ranks than GPUs with nccl: two ranks on one GPU are refused by NCCL, or run out of memory.\n"
         f"Fix: phalanx run --nproc-per-node={count}, or init_world(device='cpu')"
     )
+
+
+def _take_own_instance(local_rank: int, ranks_here: int) -> bool:
+    """With a list of MIG instances, of which CUDA shows the first alone, leave this rank its own; whether it was so."""
+    from phalanx.dist.device_selection import refuse_after_cuda
+    from phalanx.dist.devices import VARIABLE, visible_devices_per_rank
+
+    value = os.environ.get(VARIABLE, "")
+    if torch.version.cuda is None or ranks_here == 1 or not value.startswith("MIG-") or "," not in value:
+        return False
+    names = visible_devices_per_rank(ranks_here)
+    if names is None or local_rank >= len(names):
+        return False
+    refuse_after_cuda(names[local_rank])
+    os.environ[VARIABLE] = names[local_rank]
+    warnings.warn(
+        f"{VARIABLE}={value!r}: CUDA shows a process one MIG instance, so local rank {local_rank} takes {names[local_rank]} as "
+        "cuda:0. Collectives between MIG instances are not generally supported: NCCL may refuse them, gloo works.",
+        stacklevel=4,
+    )
+    return True
+
+
+def _verify_selection(count: int) -> None:
+    """Whether CUDA, now that it starts, shows what select_devices chose in this process."""
+    from phalanx.dist import device_selection
+
+    if device_selection._selected is not None:
+        device_selection.verify_selection([gpu_uuid(index) for index in range(count)])
 
 
 def no_gpu_for_nccl(backend: str) -> ValueError:
@@ -65,19 +98,42 @@ def _warn_of_hidden_gpus() -> None:
 
 
 def gpu_uuid(index: int | None) -> str:
+    """By CUDA; empty where it does not say."""
     try:
-        return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        text = str(torch.cuda.get_device_properties(index).uuid)
     except (AttributeError, RuntimeError):  # torch without uuid
         return ""
+    return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
+
+
+def gpu_identity(index: int | None) -> str:
+    """What tells the devices of a node's ranks apart: a UUID. Two instances of one GPU are two devices."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if value.startswith("MIG-"):
+        return value.split(",")[0].strip()  # CUDA may report its parent's UUID
+    return gpu_uuid(index)
 
 
 def physical_gpu(index: int | None) -> str:
-    """``physical 5 (GPU-...)``: nvidia-smi's number, which ``cuda:2`` is not, and the UUID."""
-    from phalanx.dist.devices import visible_devices
+    """``physical 5 (00000000:07:00.0, GPU-...)``: nvidia-smi's number, which ``cuda:2`` need not be, and what it is."""
+    from phalanx.dist.devices import nvml_inventory
 
-    physical = visible_devices().physical
-    number = physical[index] if index is not None and index < len(physical) else None
-    return f"physical {'unknown' if number is None else number} ({gpu_uuid(index)})"
+    identity = gpu_identity(index)
+    pci = _pci_bus_id(index)
+    for gpu in nvml_inventory() or []:
+        # By what it is, not by counting: CUDA and nvidia-smi may number differently.
+        if (identity and identity in (gpu.uuid, *gpu.mig_uuids)) or (pci and pci == gpu.pci_bus_id.lower()):
+            return f"physical {gpu.index} ({gpu.pci_bus_id}, {identity or gpu.uuid})"
+    return f"physical unknown ({identity or pci or 'no UUID'})"
+
+
+def _pci_bus_id(index: int | None) -> str:
+    """In NVML's spelling, empty where torch does not say."""
+    try:
+        known: Any = torch.cuda.get_device_properties(index)  # attributes that its stubs lack
+        return f"{known.pci_domain_id:08x}:{known.pci_bus_id:02x}:{known.pci_device_id:02x}.0"
+    except (AttributeError, RuntimeError):
+        return ""
 
 
 def warn_of_late_threads() -> None:

@@ -32,7 +32,7 @@ from phalanx.dist.membership import (
 )
 from phalanx.dist.rank_device import (
     choose_device,
-    gpu_uuid,
+    gpu_identity,
     no_gpu_for_nccl,
     physical_gpu,
     warn_of_late_threads,
@@ -159,7 +159,7 @@ def _join(found: RankEnvironment, backend: str | None, device: str | None, timeo
         "world_size": found.world_size,
         "backend": backend,
         "device_type": chosen.type,
-        "gpu": gpu_uuid(chosen.index) if chosen.type == "cuda" else None,
+        "gpu": gpu_identity(chosen.index) if chosen.type == "cuda" else None,
     }
     peers = exchange(store, "peers", found.rank, found.world_size, facts, timeout_s, "init_world")
     try:

@@ -139,7 +139,7 @@ PUBLIC = {
         WeightedShardSampler World all_reduce_sum augment_batch barrier canonical_keys
         class_weights gather_objects init_world load_state_dict match_state_dict parallelize
         rank_zero_first seed_everything select_devices set_epoch shard_iterable unwrap
-        visible_devices""",
+        visible_devices visible_devices_per_rank""",
 }
 
 

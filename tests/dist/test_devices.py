@@ -36,12 +36,12 @@ def see(value: str | None, inventory: int | list[Gpu] | None = 4, **more: str) -
         ("-1", ()),
         ("NoDevFiles", ()),
         ("none", ()),
-        ("2,3", (2, 3)),  # lib-070
-        ("1,0", (1, 0)),  # lib-075
+        ("2,3", (2, 3)),
+        ("1,0", (1, 0)),
         ("3, 1 ,0", (3, 1, 0)),
         ("0,2,-1,1", (0, 2)),  # NVIDIA's own example
         ("0,9,1", (0,)),
-        ("7", ()),  # lib-086
+        ("7", ()),
         ("0,,1", (0,)),
         (",0", ()),
         ("0,", (0,)),
@@ -71,7 +71,7 @@ def test_numbers(value: str | None, physical: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("value", "physical"),
     [
-        (A, (0,)),  # lib-071
+        (A, (0,)),
         (f"{C},{A}", (2, 0)),
         ("GPU-c,GPU-a", (2, 0)),
         (f"{B}, {A}", (1, 0)),
@@ -99,10 +99,10 @@ def test_a_prefix_that_fits_two_gpus_is_no_device() -> None:
 def test_mig() -> None:
     assert see(MIG_1, WITH_MIG).physical == (1,)
     assert see(f"MIG-{B}/1/0", WITH_MIG).physical == (1,)
-    unknown = see(MIG_1, 2)  # lib-073: never "no GPU"
+    unknown = see(MIG_1, 2)  # never "no GPU"
     assert unknown.physical == (None,)
     assert len(unknown) == 1
-    both = see(f"{MIG_1},{MIG_2}", WITH_MIG)  # lib-074
+    both = see(f"{MIG_1},{MIG_2}", WITH_MIG)
     assert both.physical == (1,)
     assert both.dropped == (MIG_2,)
     assert "one MIG instance at most" in both.notes[-1]
@@ -112,7 +112,7 @@ def test_mig() -> None:
 
 
 def test_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.dist.devices.nvml_inventory", lambda: None)
+    monkeypatch.setattr("phalanx.dist.visibility.nvml_inventory", lambda: None)
     unset, listed, by_uuid = see(None, None), see("5,1", None), see(A, None)
     assert (unset.physical, unset.known) == ((), False)
     assert "number of GPUs is unknown" in unset.notes[0]
@@ -124,7 +124,7 @@ UNLIKE = [Gpu(0, A, name="slow"), Gpu(1, B, name="fast")]
 
 
 def test_numbers_are_not_guessed_when_cuda_counts_by_speed() -> None:
-    # lib-069: NVML 0 is the slow card, CUDA 0 the fast one
+    # NVML 0 is the slow card, CUDA 0 the fast one
     found = see("0", UNLIKE)
     assert found.physical == (None,)
     assert "CUDA counts from the fastest" in found.notes[-1]
@@ -162,7 +162,7 @@ def test_an_index_that_is_not_visible() -> None:
     with pytest.raises(
         InvalidVisibleDevices, match=r"cuda:1 does not exist: visible devices are \{0: physical 1\}"
     ):
-        see("1").to_physical(1)  # lib-079
+        see("1").to_physical(1)
     with pytest.raises(InvalidVisibleDevices, match="GPU 0 is not visible"):
         see("1").to_logical(0)
     with pytest.raises(InvalidVisibleDevices, match="no device is visible"):
@@ -304,14 +304,14 @@ def test_a_gpu_is_held_until_the_job_ends(locks: Path) -> None:
 
 
 def test_too_late_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)  # lib-067
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match=r"comes too late.*\n.*\nFix: .*set_device"):
         select_devices("1")
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != "1"
 
 
 def test_no_nvml_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.dist.devices.nvml_inventory", lambda: None)
+    monkeypatch.setattr("phalanx.dist.visibility.nvml_inventory", lambda: None)
     with pytest.raises(InvalidVisibleDevices, match="NVML does not answer"):
         select_devices("0", {})
 
