@@ -11,7 +11,9 @@ from phalanx.dist.keys import derive_key
 from phalanx.dist.permutation import Indices, KeyedPermutation
 from phalanx.dist.plan import Tail, epoch_order, require_int
 
-_POOL_BATCHES = 100  # of which a pool holds samples, unless it is said
+_POOL_BATCHES = 100  # of which a pool holds samples, unless it is said ...
+_LEAST_POOLS = 4  # ... or there would be fewer pools
+_LEAST_BATCHES = 8  # ... but no fewer than these: one batch alone has nothing to sort out
 
 
 class LengthBucketSampler(EpochSampler[list[int]]):
@@ -33,7 +35,8 @@ class LengthBucketSampler(EpochSampler[list[int]]):
     as fit in ``max_tokens``: the longest sample's length times the number of samples, over all ranks,
     is at most that. Rank r takes samples r, r + world_size, ... of each batch, sorted by length. Every
     rank yields equally many batches, none of them empty: where a batch has fewer samples than there
-    are ranks, those without one repeat one of it.
+    are ranks, those without one repeat one of it. With ``max_tokens`` epochs differ in their number of
+    batches; ``len`` is that of the epoch under way or next.
 
     In a `ShardLoader` (``sampler=``, with the same ``global_batch_size``) those ranks get a stand-in that
     weighs nothing instead, and resuming, micro batches and random keys come with it.
@@ -54,7 +57,7 @@ class LengthBucketSampler(EpochSampler[list[int]]):
         tail: The short batch at the end: "uneven" keeps it, "drop" leaves it out, "pad" repeats some of
             its samples until it is full. With ``max_tokens`` no batch counts as short.
         pool_size: Samples sorted together. More means less padding and less chance in which samples
-            meet; by default 100 batches.
+            meet; by default a quarter of the samples, 8 batches at least and 100 at most.
 
     Raises:
         ValueError: Both sizes or none, one too small for the ranks or for the longest sample, a length
@@ -99,12 +102,17 @@ class LengthBucketSampler(EpochSampler[list[int]]):
     def _resolve_pool(self, pool_size: int | None) -> int:
         if pool_size is not None:
             require_int("pool_size", pool_size, at_least=1)
-        if self.global_batch_size is not None:
-            batches = _POOL_BATCHES if pool_size is None else -(-pool_size // self.global_batch_size)
-            return batches * self.global_batch_size
-        if pool_size is not None or self._lengths.size == 0:
-            return max(1, int(pool_size or 1))
-        return max(1, int(_POOL_BATCHES * (self.max_tokens or 0) / max(1.0, float(self._lengths.mean()))))
+        count = self._lengths.size
+        if pool_size is None:
+            batch = self.global_batch_size
+            if batch is None:
+                batch = int((self.max_tokens or 0) / max(1.0, float(self._lengths.mean()))) if count else 1
+            # With one pool, samples of unusual length would meet the same ones in every epoch.
+            pool_size = min(_POOL_BATCHES * batch, max(_LEAST_BATCHES * batch, -(-count // _LEAST_POOLS)))
+        pool_size = max(1, int(pool_size))
+        if self.global_batch_size is None:
+            return pool_size
+        return -(-pool_size // self.global_batch_size) * self.global_batch_size
 
     def _batches(self, epoch: int) -> tuple[Indices, Indices]:
         """An epoch's samples, batch after batch, and where each batch ends."""
