@@ -133,7 +133,8 @@ def recipe(data_dir: Path, ranks: int) -> Curve:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "curve.json"
         words = [sys.executable, "-m", "phalanx", "run", "--nproc-per-node", str(ranks), __file__]
-        subprocess.run([*words, "--as-rank", str(out), "--data-dir", str(data_dir)], check=True, cwd=folder)
+        words += ["--as-rank", str(out), "--data-dir", str(data_dir)]
+        subprocess.run(words, check=True, cwd=folder, stdout=subprocess.DEVNULL)
         curve: Curve = [(spent_s, accuracy) for spent_s, accuracy in json.loads(out.read_text())]
     return curve
 
