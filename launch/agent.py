@@ -389,8 +389,7 @@ class Agent(SimpleElasticAgent):
                 self._restart_workers(group)
             else:
                 if result.state == WorkerState.SUCCEEDED and several_nodes:
-                    with self._interrupts.immediate():
-                        self._exit_barrier()  # type: ignore[no-untyped-call]
+                    self._interrupts.call(self._exit_barrier)
                 return result
 
     def _may_restart(self) -> bool:
@@ -398,8 +397,10 @@ class Agent(SimpleElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._store = worker_group.store = None  # its server's port may be wanted again
-        with self._interrupts.immediate():
+        if self._spec.nnodes_max == 1:
             super()._rendezvous(worker_group)
+        else:
+            self._interrupts.call(lambda: super(Agent, self)._rendezvous(worker_group))
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         ranks = [

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 #: Two interrupts closer than this are one Ctrl-C: wrappers (make, uv) pass on what the terminal sent already.
 _SAME_KEYSTROKE_S = 0.2
+
+
+_NO_END = (signal.SIGWINCH, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)
+T = TypeVar("T")
 
 
 class Interrupted(BaseException):
@@ -36,7 +42,6 @@ class Interrupts:
         self.handled = [s for s in signums if signal.getsignal(s) != signal.SIG_IGN]
         self._arrived: deque[int] = deque()
         self._times: deque[float] = deque([0.0, 0.0], maxlen=2)
-        self._raises = False
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._previous: dict[int, object] = {}
         self._previous_wakeup = -1
@@ -60,11 +65,9 @@ class Interrupts:
         os.close(self._write)
 
     def _note(self, signum: int, frame: object) -> None:
-        if signum not in (signal.SIGWINCH, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP):
+        if signum not in _NO_END:
             self.count += 1
             self._times.append(time.monotonic())
-            if self._raises:
-                raise Interrupted(signum)
         self._arrived.append(signum)
 
     def fileno(self) -> int:
@@ -85,18 +88,31 @@ class Interrupts:
             found.append(self._arrived.popleft())
         return found
 
-    @contextmanager
-    def immediate(self) -> Iterator[None]:
-        """Inside, a signal that asks for the end raises `Interrupted` at once."""
-        pending = [
-            s
-            for s in self._arrived
-            if s not in (signal.SIGWINCH, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)
-        ]
-        if pending:
-            raise Interrupted(pending[0])
-        self._raises = True
-        try:
-            yield
-        finally:
-            self._raises = False
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function that may block outside of Python; a signal that asks for the end raises `Interrupted`.
+
+        torch's store waits for other nodes in C++, where no Python handler runs: so it waits in a
+        thread, and is left there when a signal arrives.
+        """
+        outcome: list[T] = []
+        error: list[BaseException] = []
+
+        def target() -> None:
+            try:
+                outcome.append(function())
+            except BaseException as raised:
+                error.append(raised)
+            with contextlib.suppress(OSError):
+                os.write(self._write, b"\0")
+
+        thread = threading.Thread(target=target, daemon=True, name="phalanx-rendezvous")
+        thread.start()
+        while thread.is_alive():
+            select.select([self._read], [], [], 1.0)
+            for signum in self.arrived():
+                if signum not in _NO_END:
+                    raise Interrupted(signum)
+            thread.join(0.01)
+        if error:
+            raise error[0]
+        return outcome[0]

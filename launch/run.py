@@ -214,8 +214,11 @@ class _Run:
         witness = Witness()
         supervisor = Supervisor(spec, guardian, output, interrupts, reports, witness)
         try:
-            with interrupts.immediate():
-                handler = make_rendezvous(spec)
+            handler = (
+                interrupts.call(lambda: make_rendezvous(spec))
+                if spec.nnodes_max > 1
+                else make_rendezvous(spec)
+            )
             worker_spec = WorkerSpec(
                 role=spec.role,
                 local_world_size=spec.nproc_per_node,

@@ -320,3 +320,23 @@ def test_two_agents_meet_on_one_machine(launcher: Launcher) -> None:
     texts = [agent.communicate(timeout=90) for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], texts
     assert all(b"sum 2 attempt 0" in out for out, _ in texts)
+
+
+def test_a_run_that_waits_for_other_nodes_can_be_interrupted(launcher: Launcher) -> None:
+    """torch's store waits outside of Python, where a handler alone would not be heard."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    where = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port]
+    process = launcher.start(*where, launcher.script("pass"), ranks=1)
+
+    def is_listening() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(is_listening, "store that waits for the other node")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"while waiting for other nodes" in err
+    assert launcher.left() == {}
