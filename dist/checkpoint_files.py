@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, MANIFEST_FILE = (
     "state.json",
     "manifest.json",
 )
+SHARDS_FILE = "shards.json"  # beside one safetensors file per rank, where ranks held parts of tensors
 FORMAT = 1
 _PIECE_BYTES = 8 << 20
 _HEADER_LIMIT_BYTES = 100 << 20  # safetensors' own limit
@@ -77,8 +78,19 @@ def tensor_hash(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> FileRecord:
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    content_of: Callable[[str], Tensor] | None = None,
+) -> FileRecord:
     """Write a safetensors file and sync it to disk; one tensor at a time is copied to the CPU.
+
+    Args:
+        path: Must not exist.
+        tensors: By name; only their dtypes and shapes matter when `content_of` brings the content.
+        metadata: Put into the header.
+        content_of: Called with a name when it is that tensor's turn.
 
     Raises:
         ValueError: A tensor is of a kind that safetensors has no name for; the message names it.
@@ -102,7 +114,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     with path.open("xb") as file:
         file.write(head)
         for name in order:
-            hashes[name] = _write_tensor(file, tensors[name])
+            hashes[name] = _write_tensor(file, tensors[name] if content_of is None else content_of(name))
         _sync(file)
     return FileRecord(len(head) + end, _together(head, hashes.values()), hashes)
 
@@ -117,11 +129,19 @@ def _write_tensor(file: IO[bytes], tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
+def check_tensors(tensors: Mapping[str, Tensor]) -> None:
+    """Raise what `write_tensors` would, before anything is written."""
+    for name, tensor in tensors.items():
+        _dtype_name(name, tensor)
+
+
 def _dtype_name(name: str, tensor: Tensor) -> str:
     import torch
 
+    from phalanx.dist.shards import is_sharded
+
     dtype = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
-    if dtype is None or tensor.layout != torch.strided or hasattr(tensor, "placements"):
+    if dtype is None or tensor.layout != torch.strided or is_sharded(tensor):
         kind = f"{type(tensor).__name__} of {tensor.dtype}, {tensor.layout}"
         raise ValueError(
             f"{name!r} is a {kind}; this version's checkpoints hold plain dense tensors.\n"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phalanx.dist.checkpoint_files import SHARDS_FILE
 from phalanx.dist.key_rewrites import AmbiguousKeysError, Shape, StateDictError, pair_keys, sample_names
 
 Source = Mapping[str, Any] | str | os.PathLike[str]
@@ -25,6 +26,14 @@ LIVE_ENTRIES = ("state_dict", "model_state_dict", "model", "module", "network", 
 # Strides that change which kernels run, and so the last bits: noted beside a tensor in a file's metadata.
 MEMORY_FORMATS = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
 AVERAGED_ENTRIES = ("ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema", "params_ema")
+
+
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 
 
 class CheckpointFileError(StateDictError):
@@ -57,7 +66,7 @@ def read_file(path: Path) -> Mapping[str, Any]:
     """Everything in a checkpoint file, recognised by content and not by its name.
 
     Reads torch's zip and legacy formats (``weights_only``, memory-mapped where possible),
-    safetensors, and a folder that holds ``model.safetensors``.
+    safetensors (also in several files with an ``.index.json``), and a checkpoint folder of ours, sharded or not.
 
     Raises:
         MissingCheckpointError: No such file, or a folder without ``model.safetensors``.
@@ -65,7 +74,15 @@ def read_file(path: Path) -> Mapping[str, Any]:
         PickledCodeError: Holds pickled code or types that are not plain; none of it was run.
     """
     if path.is_dir():
+        if (path / SHARDS_FILE).is_file():
+            from phalanx.dist.stored_tensors import StoredTensors
+
+            stored = StoredTensors(path, "model")
+            tensors = {name: stored[name] for name in stored.stored}
+            return {**tensors, **{alias: tensors[name] for alias, name in stored.aliases.items()}}
         return read_file(_file_in_folder(path))
+    if path.name.endswith(".index.json"):
+        return _read_split(path)
     try:
         with path.open("rb") as file:
             start = file.read(16)
@@ -87,9 +104,9 @@ def read_file(path: Path) -> Mapping[str, Any]:
 
 
 def _file_in_folder(folder: Path) -> Path:
-    weights = folder / "model.safetensors"
-    if weights.is_file():
-        return weights
+    for name in _WEIGHT_FILES:
+        if (folder / name).is_file():
+            return folder / name
     if (folder / ".metadata").is_file():
         raise CheckpointFileError(
             f"{folder}: a sharded torch.distributed.checkpoint folder, which is not a state dict.\nFix: convert it "
@@ -100,6 +117,34 @@ def _file_in_folder(folder: Path) -> Path:
     ]
     fix = f"\nFix: name one of its checkpoints, e.g. {folder / f'step-{max(steps)}'}" if steps else ""
     raise MissingCheckpointError(f"{folder}: a folder without model.safetensors{fix}")
+
+
+def _read_split(index: Path) -> Mapping[str, Any]:
+    """Weights in several files, listed by key in an index as Hugging Face's libraries write it."""
+    try:
+        table = json.loads(index.read_bytes())["weight_map"]
+        parts = sorted(set(table.values()))
+        strangers = [name for name in parts if Path(name).name != name]
+    except FileNotFoundError:
+        raise MissingCheckpointError(f"{index}: no such file") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _cut(index, f"not an index of weight files: {error!r}") from error
+    if strangers:
+        raise CheckpointFileError(f"{index}: names {strangers[0]!r}, which is not a file beside it")
+    absent = [name for name in parts if not (index.parent / name).is_file()]
+    if absent:
+        raise MissingCheckpointError(
+            f"{index}: {len(absent)} of its {len(parts)} files are missing: {sample_names(absent)}.\n"
+            "Fix: copy them beside it"
+        )
+    tensors: dict[str, Any] = {}
+    for name in parts:
+        found = read_file(index.parent / name)
+        lacking = [key for key, file in table.items() if file == name and key not in found]
+        if lacking:
+            raise _cut(index.parent / name, f"{sample_names(lacking)} should be in it and are not")
+        tensors.update(found)
+    return tensors
 
 
 def _cut(path: Path, reason: str) -> DamagedFileError:
@@ -119,17 +164,18 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise _cut(path, str(error)) from error
-    formats = _json_table(metadata.get("memory_formats"))
+    formats = json_table(metadata.get("memory_formats"))
     for key, name in formats.items():
         if key in tensors and name in MEMORY_FORMATS:
             tensors[key] = tensors[key].contiguous(memory_format=MEMORY_FORMATS[name])
-    for alias, key in _json_table(metadata.get("aliases")).items():
+    for alias, key in json_table(metadata.get("aliases")).items():
         if key in tensors:
             tensors[alias] = tensors[key]
     return tensors
 
 
-def _json_table(text: str | None) -> dict[str, str]:
+def json_table(text: str | None) -> dict[str, str]:
+    """A table kept in a safetensors file's metadata, where every value is text; {} for none."""
     try:
         table = json.loads(text or "{}")
     except json.JSONDecodeError:

@@ -9,8 +9,9 @@ import shutil
 import socket
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,14 @@ from phalanx.dist.checkpoint_errors import (
     OptimizerMismatchError,
     PlanMismatchError,
 )
+from phalanx.dist.checkpoint_shards import any_sharded, plan_shards
 from phalanx.dist.checkpoint_sources import Source
+from phalanx.dist.checkpoint_staging import MIN_BYTES, BackgroundWriter, Staging
+from phalanx.dist.checkpoint_writing import Gather, ShardedSave, gather_of_its_own, several_tries
 from phalanx.dist.optimizer_state import group_names, parameter_names
 from phalanx.dist.plain_values import NotPlainError
 from phalanx.dist.rank_errors import on_every_rank, on_rank_zero
-from phalanx.dist.run_state import Loader, Restored, RunState, Scheduler
+from phalanx.dist.run_state import Loader, Restored, RunState, Scheduler, Snapshot
 from phalanx.dist.starting_points import is_there
 from phalanx.dist.stop_signals import DelayedMax, StopFlag, agreement_for
 from phalanx.dist.world import World, gather_objects, world_or_single
@@ -51,12 +55,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 EXIT_SAVED = 75  # BSD's EX_TEMPFAIL: "saved, run me again", which launchers and schedulers requeue on
-TRIES = 3
-PAUSE_S = 0.5  # before the second try, twice that before the third
 LOCK_PATIENCE_S = 5.0
 PROBE_PATIENCE_S = 5.0
-# Trying again helps against a network file system's hiccup, not against these.
-_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+_FAILED = 1 << 20
 _DUE = 1  # what ranks tell each other in maybe_save: rank 0's clock says so, or 1 + a signal's number
 
 
@@ -92,6 +93,9 @@ class CheckpointManager:
         keep: How many of the newest to keep; None or -1 keeps all.
         every_steps: `maybe_save` saves when the step is a multiple of this.
         every_s: `maybe_save` saves when the last save is this many seconds ago, by rank 0's clock.
+        asynchronous: True: `save` returns once everything is copied into host memory that is kept for it (as
+            much as the checkpoint is large), and a thread writes it. False: it returns when all is on disk. None:
+            True for 64 MB and more, where there is room for the copy.
 
     Raises:
         ValueError: An argument is out of range, or the optimizer has parameters that the model lacks.
@@ -108,6 +112,7 @@ class CheckpointManager:
         keep: int | None = 3,
         every_steps: int | None = None,
         every_s: float | None = None,
+        asynchronous: bool | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.state = RunState(model, optimizer, loader, scheduler)
@@ -124,7 +129,7 @@ class CheckpointManager:
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder}: a file is where the checkpoint folder should be")
         group_names(optimizer, parameter_names(model))
-        self.every_steps, self.every_s = every_steps, every_s
+        self.every_steps, self.every_s, self.asynchronous = every_steps, every_s, asynchronous
         self._counts_steps = False
         self._damaged: set[int] = set()
         self._lock: folders.FolderLock | None = None
@@ -133,13 +138,29 @@ class CheckpointManager:
         self._stop: StopFlag | None = None
         self._agree: DelayedMax | None = None
         self._saved_at = time.monotonic()
+        self._staging = Staging()
+        self._writer: BackgroundWriter | None = None
+        self._writing = False  # a thread was begun and not asked for yet; the same on every rank
+        self._gather: Gather | None = (
+            None  # the writers' own, which must not meet with the loop's collectives
+        )
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None and self._writer is not None:
+            self._writer.join()  # other ranks may be gone: wait, and ask nobody
+            self._writing = False
+        self.close()
 
     # Saving
 
     def save(self, **values: Any) -> Path:
-        """Save now; returns the checkpoint's folder.
+        """Save now; returns the checkpoint's folder, which is there once `wait` has returned.
 
-        Saving a step again replaces its checkpoint, unless nothing has changed.
+        Saving a step again replaces its checkpoint, unless nothing has changed. An asynchronous save first
+        waits for the one before it.
 
         Collective: every rank must call it, at the same step.
 
@@ -147,7 +168,8 @@ class CheckpointManager:
             values: Plain values (numbers, strings, lists, dicts) to get back from `restore`; rank 0's count.
 
         Raises:
-            CheckpointError: It could not be written (on every rank); earlier checkpoints are intact.
+            CheckpointError: It, or the one before it, could not be written (on every rank); earlier
+                checkpoints are intact.
             NotPlainError: A value, or the scheduler's state, would need pickle.
         """
         if self.state.loader is None:
@@ -180,7 +202,12 @@ class CheckpointManager:
         wanted = self._stop.signal and _DUE + self._stop.signal
         if not wanted and self.every_s is not None and time.monotonic() - self._saved_at >= self.every_s:
             wanted = _DUE if world_or_single().is_rank_zero else 0
+        if self._writer is not None and self._writer.failed:
+            wanted = _FAILED
         self._agreed = max(self._agreed, self._agree(wanted))
+        if self._agreed >= _FAILED:
+            self._agreed = 0
+            self.wait()  # raises on every rank
         if not getattr(self.state.loader, "is_last_micro", True):
             return False  # within a step: its samples count as seen, and its update is still to come
         step = self.state.current_step()
@@ -194,6 +221,7 @@ class CheckpointManager:
     def _save(self, values: Mapping[str, Any]) -> Path:
         world = world_or_single()
         self._start(world, to_write=True)
+        self.wait()  # at most one at a time
         step = self.state.current_step()
         self.state.capture()
         # The first thing is to hear from every rank: with one of them gone this raises, and nothing is saved.
@@ -205,7 +233,11 @@ class CheckpointManager:
                 f"ranks save at different steps: {', '.join(f'rank {r}: {s}' for r, s in enumerate(steps))}. "
                 "Nothing was saved.\nFix: let every rank do the same number of steps before it saves"
             )
-        on_rank_zero(world, lambda: self._write(step, values, world))
+        snapshot = on_every_rank(world, lambda: self.state.snapshot(values, world.world_size))
+        if any_sharded(snapshot.parts):
+            self._save_shards(snapshot, world)
+        else:
+            self._writing = on_rank_zero(world, lambda: self._save_whole(snapshot))
         self._saved_at, self._saved_step = time.monotonic(), step
         path = self.folder / f"step-{step}"
         self._exit_if_asked(max(asked for _, asked in told), path)
@@ -217,29 +249,90 @@ class CheckpointManager:
             return
         assert self._agree is not None
         self._agree.finish()
+        self.wait()
         if world_or_single().is_rank_zero:
             logger.warning("signal %d asked to stop: saved %s, exit %d", asked, path, EXIT_SAVED)
         raise SystemExit(EXIT_SAVED)
 
-    def _write(self, step: int, values: Mapping[str, Any], world: World) -> None:
+    def wait(self) -> None:
+        """Return when what was saved is on disk.
+
+        Collective while an asynchronous save is under way: every rank must call it.
+
+        Raises:
+            CheckpointError: It could not be written (on every rank); earlier checkpoints are intact.
+        """
+        if self._writing:
+            self._writing = False
+            on_every_rank(world_or_single(), self._finish)
+
+    def _save_whole(self, snapshot: Snapshot) -> bool:
+        """Write everything, on rank 0 alone; whether a thread does it."""
+        tensors = {
+            f"{part}/{name}": tensor
+            for part, content in snapshot.parts.items()
+            for name, tensor in content.items()
+        }
+        if not self._in_background(tensors):
+            self._write(snapshot)
+            return False
+        held = self._staging.hold(tensors)
+        parts = {
+            part: {name: held[f"{part}/{name}"] for name in content}
+            for part, content in snapshot.parts.items()
+        }
+        self._start_writer(lambda: self._write(replace(snapshot, parts=parts)))
+        return True
+
+    def _save_shards(self, snapshot: Snapshot, world: World) -> None:
+        """Write this rank's parts; rank 0 completes the checkpoint when all ranks have."""
+        plan = plan_shards(snapshot.parts, snapshot.metadata, world)
+        background = all(gather_objects(self._in_background(plan.tensors)))
+        gather: Gather = gather_objects
+        if background:
+            gather = self._gather = self._gather or gather_of_its_own(world)
+        writing = ShardedSave(self.folder, snapshot, plan, world)
+        on_rank_zero(world, writing.begin)
+        work = partial(writing.run, gather, self._publish, self._not_written)
+        if background:
+            held = on_every_rank(world, lambda: self._staging.hold(plan.tensors))
+            writing.tensors = held
+            self._start_writer(work)
+            self._writing = True
+        else:
+            work()
+
+    def _in_background(self, tensors: Mapping[str, Tensor]) -> bool:
+        if self.asynchronous is not None:
+            return self.asynchronous
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        return size >= MIN_BYTES and self._staging.room_for(tensors)
+
+    def _start_writer(self, work: Callable[[], None]) -> None:
+        if self._writer is None:
+            self._writer = BackgroundWriter()
+        self._writer.start(work)
+
+    def _write(self, snapshot: Snapshot) -> None:
         """Write, publish and tidy up; on rank 0 alone."""
-        final = self.folder / f"step-{step}"
-        for attempt in range(1, TRIES + 1):
+        final = self.folder / f"step-{snapshot.step}"
+
+        def once() -> None:
             temporary = folders.temporary_path(self.folder, final.name)
             try:
                 temporary.mkdir(parents=True)
-                self.state.write(temporary, values, world.world_size)
-                folders.publish(temporary, final, known_damaged=step in self._damaged)
-                break
-            except OSError as error:
-                shutil.rmtree(temporary, ignore_errors=True)
-                if error.errno in _LASTING or attempt == TRIES:
-                    raise self._not_written(final, error) from error
-                logger.warning("%s: %s; try %d of %d", final, error, attempt + 1, TRIES)
-                time.sleep(PAUSE_S * attempt)
+                snapshot.write(temporary)
+                self._publish(temporary, final)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
+
+        several_tries(once, final, self._not_written)
+
+    def _publish(self, temporary: Path, final: Path) -> None:
+        """Give a complete checkpoint its name and delete what is older than wanted."""
+        step = int(final.name.removeprefix("step-"))
+        folders.publish(temporary, final, known_damaged=step in self._damaged)
         self._damaged.discard(step)
         folders.keep_newest(self.folder, self.keep, step, self._damaged)
 
@@ -269,10 +362,12 @@ class CheckpointManager:
 
     def latest(self) -> Path | None:
         """The newest checkpoint that is whole as far as its manifest and file sizes tell; None for none."""
+        self._join()
         return folders.newest_whole(self.folder)
 
     def verify(self) -> list[str]:
         """Read and hash every checkpoint; returns what is wrong, ``[]`` when all are as they were written."""
+        self._join()
         return [
             f"{path}: {problem}"
             for _, path in folders.steps_in(self.folder)
@@ -308,6 +403,7 @@ class CheckpointManager:
             OptimizerMismatchError: The optimizer has other parameters, or is another one.
             CheckpointError: Another rank failed, or ranks loaded different weights.
         """
+        self.wait()
         world = world_or_single()
         self._start(world, to_write=False)
         name, damaged = on_rank_zero(world, self._choose)
@@ -339,14 +435,38 @@ class CheckpointManager:
         return restored
 
     def close(self) -> None:
-        """Let go of the folder and give the signals back; the end of the process does the same."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-        self._ready = False
-        if self._stop is not None:
-            self._stop.close()
-            self._stop = self._agree = None
+        """Wait for what is being written, let go of the folder and give the signals back.
+
+        The end of the process does the same. ``with CheckpointManager(...) as checkpoints:`` calls it.
+
+        Collective while an asynchronous save is under way: every rank must call it.
+
+        Raises:
+            CheckpointError: As for `wait`.
+        """
+        try:
+            self.wait()
+        finally:
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
+            self._ready = False
+            if self._writer is not None:
+                self._writer.forget()
+                self._writer = None
+            if self._stop is not None:
+                self._stop.close()
+                self._stop = self._agree = None
+
+    def _finish(self) -> None:
+        """`wait` on this rank, which may have nothing to wait for."""
+        if self._writer is not None:
+            self._writer.finish()
+
+    def _join(self) -> None:
+        """Let a write that is under way end; its error stays for `wait`."""
+        if self._writer is not None:
+            self._writer.join()
 
     def _start(self, world: World, to_write: bool) -> None:
         """Once, before the folder is used: take its lock, clear what dead runs left, ask whether nodes share it."""
@@ -407,6 +527,8 @@ class CheckpointManager:
 
     def _compare_ranks(self, restored: Restored) -> None:
         """Every rank must now hold the same weights, progress and plan: a stale file cache would show here."""
+        if world_or_single().world_size == 1:
+            return
         facts = gather_objects(self.state.digests())
         for what in ("weights", "progress", "plan"):
             found = [fact[what] for fact in facts]

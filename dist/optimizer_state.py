@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,11 +13,19 @@ from torch.optim import Optimizer
 from phalanx.dist.checkpoint_errors import OptimizerMismatchError
 from phalanx.dist.key_rewrites import sample_names
 from phalanx.dist.plain_values import decode, encode
+from phalanx.dist.stored_tensors import StoredTensors, share_into
 from phalanx.dist.wrappers import canonical_name, wrapper_paths
 
 # Optimizers whose state means the same thing: one may go on where the other stopped.
 _SAME_STATE = ({"Adam", "AdamW"},)
 _NOT_OPTIONS = {"params", "param_names"}
+
+
+@dataclass(frozen=True)
+class _Later:
+    """A tensor that is read only when the place for it is known."""
+
+    key: str
 
 
 def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
@@ -130,7 +139,8 @@ def prepare_optimizer(
     states = _states(set(ours), tensors, plain)
 
     def load() -> None:
-        _load(optimizer, groups, options, states, decode(plain.get("shared", {}), tensors.__getitem__))
+        shared = decode(plain.get("shared", {}), tensors.__getitem__)
+        _load(optimizer, groups, options, _read(optimizer, groups, states, tensors), shared)
 
     return load
 
@@ -169,11 +179,50 @@ def _states(
     states = {
         name: dict(decode(entries, look_up)) for name, entries in plain["state"].items() if name in ours
     }
-    for key, tensor in tensors.items():
+    for key in tensors:
         name, _, entry = key.rpartition("/")
         if name in ours and key not in nested:
-            states.setdefault(name, {})[entry] = tensor
+            states.setdefault(name, {})[entry] = _Later(key)
     return states
+
+
+def _read(
+    optimizer: Optimizer,
+    groups: list[list[str]],
+    states: Mapping[str, dict[str, Any]],
+    tensors: Mapping[str, Tensor],
+) -> dict[str, dict[str, Any]]:
+    """The states with their tensors read, one at a time, into the optimizer's own where it has such."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    read: dict[str, dict[str, Any]] = {}
+    for name, parameter in zip([name for group in groups for name in group], parameters, strict=True):
+        own = optimizer.state.get(parameter, {})
+        if name in states:
+            read[name] = {
+                entry: _own_copy(tensors, value.key, parameter, own.get(entry))
+                if isinstance(value, _Later)
+                else value
+                for entry, value in states[name].items()
+            }
+    return read
+
+
+def _own_copy(tensors: Mapping[str, Tensor], key: str, parameter: Tensor, present: Any) -> Tensor:
+    """A saved tensor in memory of its own, laid out (and sharded) as the parameter is, as the optimizer would have it."""
+    if isinstance(tensors, StoredTensors):
+        stored = tensors.stored[key]
+        shape, dtype = stored.shape, stored.dtype
+    else:
+        shape, dtype = tuple(tensors[key].shape), tensors[key].dtype
+    if not shape or shape != tuple(parameter.shape):  # a count of steps: torch decides where it belongs
+        return tensors[key].clone()
+    fits = isinstance(present, Tensor) and present.shape == parameter.shape and present.dtype == dtype
+    target: Tensor = present if fits else torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    if isinstance(tensors, StoredTensors):
+        tensors.fill(key, target)
+    else:
+        share_into(target, tensors[key])
+    return target
 
 
 def _load(
@@ -187,11 +236,7 @@ def _load(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     names = [name for group in groups for name in group]
     numbers = [number for group in packed["param_groups"] for number in group["params"]]
-    by_number = {
-        number: {entry: _own_copy(value, parameter) for entry, value in states[name].items()}
-        for number, name, parameter in zip(numbers, names, parameters, strict=True)
-        if name in states
-    }
+    by_number = {number: states[name] for number, name in zip(numbers, names, strict=True) if name in states}
     exact = {name: by_number[number] for name, number in zip(names, numbers, strict=True) if name in states}
     saved_dtypes = {
         name: {entry: value.dtype for entry, value in entries.items() if isinstance(value, Tensor)}
@@ -206,12 +251,3 @@ def _load(
             value = optimizer.state[parameter][entry]
             if isinstance(value, Tensor) and value.dtype != dtype:
                 optimizer.state[parameter][entry] = exact[name][entry].to(value.device)
-
-
-def _own_copy(value: Any, parameter: Tensor) -> Any:
-    """Memory of its own (the file may go away), laid out as the parameter is, as the optimizer would have made it."""
-    if not isinstance(value, Tensor):
-        return value
-    if value.shape == parameter.shape:
-        return torch.empty_like(parameter, dtype=value.dtype, device="cpu", requires_grad=False).copy_(value)
-    return value.clone()

@@ -17,13 +17,16 @@ from torch.optim import Optimizer
 
 from phalanx.dist import checkpoint_files as files
 from phalanx.dist.checkpoint_errors import CheckpointWarning, OptimizerMismatchError, PlanMismatchError
-from phalanx.dist.checkpoint_sources import MEMORY_FORMATS, Source, read_safetensors
+from phalanx.dist.checkpoint_sources import MEMORY_FORMATS, Source
 from phalanx.dist.engines.engine import engine_of
 from phalanx.dist.key_rewrites import StateDictError
 from phalanx.dist.optimizer_state import export_optimizer, parameter_names, prepare_optimizer
 from phalanx.dist.plain_values import decode, encode
+from phalanx.dist.shards import is_sharded, local_part
 from phalanx.dist.starting_points import named_optimizer_state, read_starting_point
 from phalanx.dist.state_dict import alias_groups, load_state_dict, match_state_dict
+from phalanx.dist.stored_loading import load_stored
+from phalanx.dist.stored_tensors import StoredTensors
 from phalanx.dist.wrappers import canonical_name, wrapper_paths
 
 
@@ -68,6 +71,35 @@ class Restored:
     damaged: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """One checkpoint's content on its way to disk."""
+
+    step: int
+    parts: dict[str, dict[str, Tensor]]
+    metadata: dict[str, dict[str, str]]
+    state: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Write all of it into an empty folder, the manifest last."""
+        records = {
+            name: files.write_tensors(folder / name, self.parts[part], self.metadata[part])
+            for part, name in (("model", files.MODEL_FILE), ("optimizer", files.OPTIMIZER_FILE))
+        }
+        records[files.STATE_FILE] = files.write_json(folder / files.STATE_FILE, self.state)
+        files.write_manifest(folder, self.step, records)
+
+    def finish_shards(
+        self, folder: Path, index: Mapping[str, Any], records: Mapping[str, files.FileRecord]
+    ) -> None:
+        """Write what belongs to no rank's shard, once all of those are there."""
+        others = {
+            files.SHARDS_FILE: files.write_json(folder / files.SHARDS_FILE, index),
+            files.STATE_FILE: files.write_json(folder / files.STATE_FILE, self.state),
+        }
+        files.write_manifest(folder, self.step, {**records, **others})
+
+
 @dataclass
 class RunState:
     """The live objects of a run, and how they become files and come back."""
@@ -81,9 +113,9 @@ class RunState:
     _scaler: dict[str, Any] | None = None
 
     def capture(self) -> None:
-        """Take what only the engine knows (fp16's loss scale). Every rank must call it before `write`."""
-        engine = engine_of(self.model)
-        self._scaler = None if engine is None else engine.export().get("scaler")
+        """Take what only the engine knows (fp16's loss scale). Every rank must call it before `snapshot`."""
+        scaler = getattr(engine_of(self.model), "scaler", None)
+        self._scaler = None if scaler is None else scaler.state_dict()
 
     def progress(self) -> dict[str, int]:
         """Where the run stands: the loader's progress, or what is counted here."""
@@ -100,15 +132,17 @@ class RunState:
         tensors, _, _ = model_tensors(self.model)
         digest = hashlib.blake2b(digest_size=16)
         for name in sorted(tensors):
-            digest.update(f"{name}:{files.tensor_hash(tensors[name])}".encode())
+            if not is_sharded(tensors[name]):  # of the others each rank holds another part
+                digest.update(f"{name}:{files.tensor_hash(tensors[name])}".encode())
         plan = self.loader.plan.fingerprint() if self.loader is not None else ""
         return {"weights": digest.hexdigest(), "progress": self.progress(), "plan": plan}
 
-    def write(self, folder: Path, values: Mapping[str, Any], world_size: int) -> None:
-        """Write a checkpoint's files into an empty folder, the manifest last.
+    def snapshot(self, values: Mapping[str, Any], world_size: int) -> Snapshot:
+        """All that a checkpoint holds: tensors are the live ones, the rest is a copy.
 
         Raises:
             NotPlainError: A value, or a state dict, holds what cannot be kept without pickle.
+            ValueError: A tensor is of a kind that a checkpoint does not hold.
         """
         progress = self.progress()
         tensors, metadata, extra = model_tensors(self.model)
@@ -125,12 +159,10 @@ class RunState:
             "world_size": world_size,
             "versions": _versions(),
         }
-        records = {
-            files.MODEL_FILE: files.write_tensors(folder / files.MODEL_FILE, tensors, metadata),
-            files.OPTIMIZER_FILE: files.write_tensors(folder / files.OPTIMIZER_FILE, moments, {}),
-            files.STATE_FILE: files.write_json(folder / files.STATE_FILE, state),
-        }
-        files.write_manifest(folder, progress["step"], records)
+        parts = {"model": tensors, "optimizer": moments}
+        for part in parts.values():
+            files.check_tensors({name: local_part(tensor) for name, tensor in part.items()})
+        return Snapshot(progress["step"], parts, {"model": metadata, "optimizer": {}}, state)
 
     def load(self, path: Path, partial_optimizer: bool, other_plan: bool) -> Restored:
         """Check the whole checkpoint against this run, and only then load it."""
@@ -138,17 +170,19 @@ class RunState:
         loader_state = decode(state["loader"])
         if self.loader is not None and loader_state is not None and not other_plan:
             _refuse_other_plan(path, loader_state.get("plan", {}), self.loader)
-        weights = {**read_safetensors(path / files.MODEL_FILE), **decode(state["model_extra"])}
-        moments = read_safetensors(path / files.OPTIMIZER_FILE)
+        weights, moments = StoredTensors(path, "model"), StoredTensors(path, "optimizer")
+        extra = decode(state["model_extra"])
 
         def prepare() -> Callable[[], None]:
             names = parameter_names(self.model)
             return prepare_optimizer(self.optimizer, names, moments, state["optimizer"], partial_optimizer)
 
-        self._load_both(path, weights, prepare)
-        engine, scaler = engine_of(self.model), decode(state["scaler"])
-        if engine is not None and scaler:
-            engine.load({**engine.export(), "scaler": scaler})
+        self._load_both(
+            path, {**weights.on_meta(), **extra}, prepare, lambda: load_stored(self.model, weights, extra)
+        )
+        scaler = getattr(engine_of(self.model), "scaler", None)
+        if scaler is not None and state["scaler"]:
+            scaler.load_state_dict(decode(state["scaler"]))
         progress = state["progress"]
         self._go_to(progress, loader_state)
         scheduler = decode(state["scheduler"])
@@ -169,7 +203,9 @@ class RunState:
             moments, plain = named_optimizer_state(start.optimizer, self.optimizer, names)
             return prepare_optimizer(self.optimizer, names, moments, plain, partial_optimizer)
 
-        self._load_both(start.name, start.content, prepare)
+        self._load_both(
+            start.name, start.content, prepare, lambda: load_state_dict(self.model, start.content)
+        )
         if start.scheduler is not None and self.scheduler is not None:
             self.scheduler.load_state_dict(dict(start.scheduler))
         step = start.epoch * (self.loader.plan.steps_per_epoch if self.loader is not None else 1)
@@ -177,7 +213,11 @@ class RunState:
         return Restored(start.epoch, step, start.values)
 
     def _load_both(
-        self, where: object, weights: Mapping[str, Any], prepare: Callable[[], Callable[[], None]]
+        self,
+        where: object,
+        weights: Mapping[str, Any],
+        prepare: Callable[[], Callable[[], None]],
+        load_weights: Callable[[], object],
     ) -> None:
         """Model and optimizer, or neither; of two things that are wrong, the model's is told."""
         mismatch: OptimizerMismatchError | None = None
@@ -190,7 +230,7 @@ class RunState:
                 match = match_state_dict(weights, self.model)
                 if not (match.missing or match.unexpected or match.mismatched):
                     raise mismatch
-            load_state_dict(self.model, weights)
+            load_weights()
         except (StateDictError, OptimizerMismatchError) as error:
             error.args = (
                 f"{where}: {str(error).removeprefix('the state dict: ').removeprefix(f'{where}: ')}",
@@ -232,6 +272,7 @@ def model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str], 
         for key, value in tensors.items()
         for name, memory_format in MEMORY_FORMATS.items()
         if value.dim() == (4 if name == "channels_last" else 5)
+        and not is_sharded(value)
         and value.is_contiguous(memory_format=memory_format)
         and not value.is_contiguous()
     }

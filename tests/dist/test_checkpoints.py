@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from phalanx.dist import checkpoint_files as files
-from phalanx.dist import checkpoints as checkpoints_module
+from phalanx.dist import checkpoint_writing
 from phalanx.dist.checkpoints import (
     CheckpointError,
     CheckpointManager,
@@ -42,7 +42,7 @@ def flip(path: Path, place: int = -3) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints_module, "PAUSE_S", 0.01)
+    monkeypatch.setattr(checkpoint_writing, "PAUSE_S", 0.01)
 
 
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))

@@ -179,7 +179,7 @@ def _measure_save(pipe: Connection, folder: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
-    checkpoints = CheckpointManager(folder, model=model, optimizer=optimizer)
+    checkpoints = CheckpointManager(folder, model=model, optimizer=optimizer, asynchronous=False)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _status_mb("VmRSS")
     checkpoints.save()

@@ -1,0 +1,104 @@
+"""Loading a checkpoint's weights into a model without holding a second copy of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.dist.shards import is_sharded
+from phalanx.dist.state_dict import Match, alias_groups, assigns, fit_state_dict
+from phalanx.dist.stored_tensors import StoredTensors
+
+_DIRECT_BYTES = 16 << 20
+_GROUP_BYTES = 64 << 20
+
+
+def load_stored(model: nn.Module, stored: StoredTensors, extra: Mapping[str, Any]) -> Match:
+    """What `load_state_dict` does strictly, tensor by tensor.
+
+    Names and shapes are matched first, and nothing is loaded when they do not fit. Large parameters, and
+    those of which a rank holds a part, are read into their own memory; the others go through the model's
+    ``load_state_dict`` in groups, so that modules which do more while loading still do it.
+
+    Args:
+        model: To load into, in place; wrapped or not.
+        stored: The checkpoint's tensors.
+        extra: Its plain values, for modules with extra state.
+
+    Raises:
+        StateDictError: The names or shapes are not the model's; the model is as it was.
+        DamagedFileError: A tensor is not what was written.
+    """
+    values = model.state_dict(keep_vars=True)
+    source: dict[str, Any] = {**stored.on_meta(), **extra}
+    source.update(_unequal_names(values, source, stored))
+    names = {id(tensor): name for name, tensor in source.items() if isinstance(tensor, Tensor)}
+    match, state = fit_state_dict(model, source)
+
+    def tensor_for(value: Any) -> Any:
+        return stored[names[id(value)]] if isinstance(value, Tensor) and value.is_meta else value
+
+    if assigns(values):  # the tensors become the model's own: read each once, and there is no second copy
+        read = {id(value): tensor_for(value) for value in state.values()}
+        model.load_state_dict(
+            {key: read[id(value)] for key, value in state.items()}, strict=False, assign=True
+        )
+        return match
+    rest: OrderedDict[str, Any] = OrderedDict()
+    for key, value in state.items():
+        target = values.get(key)
+        if isinstance(value, Tensor) and value.is_meta and _goes_straight(model, key, target):
+            assert isinstance(target, Tensor)
+            stored.fill(names[id(value)], target)
+        else:
+            rest[key] = value
+    for group in _groups(rest):
+        model.load_state_dict({key: tensor_for(rest[key]) for key in group}, strict=False)
+    return match
+
+
+def _goes_straight(model: nn.Module, key: str, target: Any) -> bool:
+    """Whether the tensor is one of the model's own that no module treats specially while loading."""
+    if is_sharded(target):
+        return True
+    if not isinstance(target, Tensor) or target.numel() * target.element_size() < _DIRECT_BYTES:
+        return False
+    path, _, leaf = key.rpartition(".")
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        return False
+    plain = type(module)._load_from_state_dict is nn.Module._load_from_state_dict
+    # Hooks of parents see the names of their children too, but only the module's own could want this tensor whole.
+    own = module._parameters.get(leaf) is target or module._buffers.get(leaf) is target
+    return plain and own and not module._load_state_dict_pre_hooks
+
+
+def _groups(state: Mapping[str, Any]) -> list[list[str]]:
+    """Keys in groups of a bounded size; at least one, since a load also runs the modules' hooks."""
+    groups: list[list[str]] = [[]]
+    size = 0
+    for key, value in state.items():
+        bytes_here = value.numel() * value.element_size() if isinstance(value, Tensor) else 0
+        if groups[-1] and size + bytes_here > _GROUP_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(key)
+        size += bytes_here
+    return groups
+
+
+def _unequal_names(
+    values: Mapping[str, Any], source: Mapping[str, Any], stored: StoredTensors
+) -> dict[str, torch.Tensor]:
+    """Tensors that the model ties and the checkpoint does not: read, since their values must be compared."""
+    found: dict[str, Tensor] = {}
+    for group in alias_groups(values):
+        present = [key for key in group if isinstance(source.get(key), Tensor)]
+        if len({id(source[key]) for key in present}) > 1:
+            found.update({key: stored[key] for key in present})
+    return found
