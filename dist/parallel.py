@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import difflib
-import inspect
+import importlib
 import logging
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Optimizer
+from torch import nn
+from torch.optim import Optimizer
 
-from phalanx.dist.engines.ddp import OPTIONS as DDP_OPTIONS
-from phalanx.dist.engines.ddp import DDPEngine, find_ddp
+from phalanx.dist.engines.ddp import find_ddp
 from phalanx.dist.engines.engine import CountingLoader, Engine, engine_of, remember
 from phalanx.dist.engines.precision import Precision
-from phalanx.dist.engines.single import SingleEngine
-from phalanx.dist.engines.virtual import OPTIONS as VIRTUAL_OPTIONS
-from phalanx.dist.engines.virtual import VirtualEngine, prepare_virtual_ranks
+from phalanx.dist.engines.setting import Builder, Setting
 from phalanx.dist.membership import World, world_or_single
+from phalanx.dist.sync_batch_norm import convert_sync_batchnorm
+from phalanx.dist.wrappers import unwrap
 
 logger = logging.getLogger(__name__)
 
-STRATEGIES = ("auto", "ddp", "single")
-LATER_STRATEGIES = ("accelerate", "deepspeed", "dp", "fsdp")
+# Each has a module of its name in phalanx.dist.engines, with OPTIONS and build(): see `Builder`.
+STRATEGIES = ("accelerate", "auto", "ddp", "deepspeed", "dp", "fsdp", "single")
+NEED_A_GROUP = ("ddp", "deepspeed", "fsdp")  # one process without a group runs these as `single`
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
 
 
@@ -42,6 +42,7 @@ def parallelize(
     virtual_ranks: int | None = None,
     loader: CountingLoader | None = None,
     device: torch.device | str | None = None,
+    sync_batch_norm: bool = False,
     **engine_options: Any,
 ) -> tuple[nn.Module, OptimizerT, Engine]:
     """The model on this rank's device, its gradients summed over all ranks, its weights rank 0's.
@@ -70,7 +71,9 @@ def parallelize(
         model: The user's module, with the same parameters on every rank; values are taken from rank 0.
         optimizer: One without state whose parameters are all the model's, or a function of parameters (``Adam``,
             ``lambda p: SGD(p, lr=0.1)``), called after the model is in place. None for a model without trainable parameters.
-        strategy: ``auto`` is ``ddp`` on several ranks and else ``single``.
+        strategy: ``auto`` is ``ddp`` on several ranks and else ``single``. ``fsdp`` shards weights, gradients and optimizer by
+            ``fully_shard``, ``deepspeed`` by ZeRO, ``accelerate`` lets an Accelerator prepare model and optimizer, ``dp`` uses
+            several GPUs from one process. See `FSDPEngine`, `DeepSpeedEngine`, `AccelerateEngine`, `DPEngine`.
         precision: ``bf16`` and ``fp16`` run the forward under autocast and return fp32; weights stay fp32.
         max_grad_norm: Clip the total gradient norm to this, more than 0, before each update, also in a plain loop.
         virtual_ranks: With ``single`` and ``ddp``: share each step among so many virtual ranks, so that losses and weights are
@@ -78,9 +81,13 @@ def parallelize(
             the loop with the engine; see `VirtualEngine`. A ``loader`` made with ``virtual_ranks`` says it as well.
         loader: The training loader; it tells each rank's share of a step. Without it every rank counts alike.
         device: By default the world's.
+        sync_batch_norm: Batch norm over the batches of all ranks, see `convert_sync_batchnorm`.
         engine_options: For ``ddp``: ``bucket_cap_mb``, ``static_graph``, ``find_unused_parameters``,
-            ``gradient_as_bucket_view`` (default True) and ``broadcast_buffers`` (rank 0's buffers after each step; default True).
-            With ``virtual_ranks``: ``num_threads`` (of torch, from now on; default 1).
+            ``gradient_as_bucket_view`` (default True), ``broadcast_buffers`` (rank 0's buffers after each step; default True)
+            and ``compression`` (``fp16``, ``bf16`` or ``powersgd``).
+            For ``fsdp``: ``blocks``, ``reshard_after_forward``, ``find_unused_parameters``, ``broadcast_buffers``.
+            For ``deepspeed``: ``zero_stage`` (0 to 3) or ``config`` (a JSON file or a dict). For ``accelerate``: ``accelerator``.
+            For ``dp``: ``device_ids``. With ``virtual_ranks``: ``num_threads`` (of torch, from now on; default 1).
 
     Returns:
         Model, optimizer and engine.
@@ -90,72 +97,54 @@ def parallelize(
             state.
     """
     world = world_or_single()
-    strategy = _choose_strategy(strategy, world)
+    strategy = _choose_strategy(strategy, model, world)
     if virtual_ranks is None:
         virtual_ranks = getattr(loader, "virtual_ranks", None)
-    _check_options(strategy, precision, max_grad_norm, virtual_ranks, loader, engine_options)
+    builder = _builder(strategy if virtual_ranks is None else "virtual")
+    _check_options(strategy, precision, max_grad_norm, virtual_ranks, loader)
+    _check_engine_options(strategy, builder, engine_options, virtual_ranks)
+    if strategy in NEED_A_GROUP and not dist.is_initialized():
+        logger.info("parallelize: strategy=%r in a single process runs as 'single'", strategy)
     known = engine_of(model)
     if known is not None:
         warnings.warn("parallelize: this model is parallel already, and is returned as it is", stacklevel=2)
         return model, known.optimizer, known  # type: ignore[return-value]
     place = torch.device(device) if device is not None else world.device
-    ddp = find_ddp(model)
-    if ddp is None:
-        model = model.to(place)
-    else:
+    if find_ddp(model) is not None:
         warnings.warn(
             "parallelize: this model is wrapped in DistributedDataParallel already; that wrapper is used",
             stacklevel=2,
         )
-        if strategy == "single":
+        if strategy != "ddp":
             raise ValueError(
-                "strategy='single', but the model is wrapped in DistributedDataParallel.\nFix: pass the model inside"
+                f"strategy={strategy!r}, but the model is wrapped in DistributedDataParallel.\nFix: pass the model inside"
             )
-    if virtual_ranks is not None:
-        prepare_virtual_ranks(model, loader, virtual_ranks, world)
-    ready = _ready_optimizer(model, optimizer)
+    elif not _is_sharded(model):
+        model = model.to(place)
+    if sync_batch_norm:
+        _sync_batch_norm(model, strategy, virtual_ranks, loader, world)
     if loader is not None:
         loader.training = True
-    common: dict[str, Any] = {
-        "device": place,
-        "precision": precision,
-        "max_grad_norm": max_grad_norm,
-        "loader": loader,
-    }
-    engine: SingleEngine
-    if virtual_ranks is not None:
-        if world.world_size > 1:
-            _take_from_rank_zero([*model.parameters(), *model.buffers()])
-        engine = VirtualEngine(
-            model, ready, virtual_ranks=virtual_ranks, world=world, **common, **engine_options
-        )
-        remember(model, engine)
-        return model, ready, engine
-    if ddp is None and strategy == "ddp" and not any(param.requires_grad for param in model.parameters()):
-        logger.info("parallelize: no parameter of the model is trainable, so it is not wrapped")
-        _take_from_rank_zero([*model.parameters(), *model.buffers()])
-        strategy = "single"
-    if strategy == "single":
-        engine = SingleEngine(model, ready, **common)
-    else:
-        sync_buffers = engine_options.pop("broadcast_buffers", True)
-        if ddp is None:
-            _refuse_sync_batch_norm_on_cpu(model, place)
-            ddp = _wrap(model, place, engine_options)
-            model = ddp
-        else:
-            sync_buffers = False  # its maker has set what DDP does in each forward
-        engine = DDPEngine(model, ddp, ready, sync_buffers=sync_buffers, **common)
+    setting = Setting(
+        world=world,
+        device=place,
+        precision=precision,
+        max_grad_norm=max_grad_norm,
+        loader=loader,
+        virtual_ranks=virtual_ranks,
+        options=engine_options,
+    )
+    model, ready, engine = builder.build(model, optimizer, setting)
     remember(model, engine)
-    return model, ready, engine
+    return model, cast("OptimizerT", ready), engine
 
 
-def _choose_strategy(strategy: str, world: World) -> str:
+def _builder(home: str) -> Builder:
+    return cast("Builder", importlib.import_module(f"phalanx.dist.engines.{home}"))
+
+
+def _choose_strategy(strategy: str, model: nn.Module, world: World) -> str:
     several = world.world_size > 1
-    if strategy in LATER_STRATEGIES:
-        raise ValueError(
-            f"strategy={strategy!r} is not in this version.\nFix: one of {', '.join(map(repr, STRATEGIES))}"
-        )
     if strategy not in STRATEGIES:
         raise ValueError(
             f"strategy={strategy!r} is unknown{_nearest(strategy, STRATEGIES)}.\n"
@@ -166,12 +155,20 @@ def _choose_strategy(strategy: str, world: World) -> str:
             f"strategy='single' on {world.world_size} ranks: each would train a model of its own.\n"
             "Fix: strategy='auto', or start one process"
         )
+    sharded = _is_sharded(model)
+    if sharded and strategy not in ("auto", "fsdp"):
+        raise ValueError(
+            f"strategy={strategy!r}, but the model is sharded by fully_shard.\nFix: strategy='fsdp', or pass a model that is not"
+        )
     if strategy == "auto":
-        return "ddp" if several else "single"
-    if strategy == "ddp" and not dist.is_initialized():
-        logger.info("parallelize: strategy='ddp' in a single process runs as 'single'")
-        return "single"
+        return "fsdp" if sharded else "ddp" if several else "single"
     return strategy
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether somebody has called ``fully_shard`` on it; importing that takes a second, and nobody has without it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(unwrap(model), fsdp.FSDPModule)
 
 
 def _check_options(
@@ -180,7 +177,6 @@ def _check_options(
     max_grad_norm: float | None,
     virtual_ranks: int | None,
     loader: object,
-    engine_options: dict[str, Any],
 ) -> None:
     if precision not in ("fp32", "bf16", "fp16"):
         raise ValueError(f"precision={precision!r}: say 'fp32', 'bf16' or 'fp16'")
@@ -197,13 +193,18 @@ def _check_options(
             "Gradients of uneven batches would be weighted wrongly.\n"
             "Fix: loader=ShardLoader(dataset, global_batch_size=...), or leave it out"
         )
-    options = DDP_OPTIONS if virtual_ranks is None else VIRTUAL_OPTIONS
-    for name in engine_options:
-        if name not in options:
+
+
+def _check_engine_options(
+    strategy: str, builder: Builder, options: Iterable[str], virtual_ranks: int | None
+) -> None:
+    known = builder.OPTIONS
+    for name in options:
+        if name not in known:
             raise ValueError(
-                f"parallelize: unknown option {name!r}{_nearest(name, options)}.\n"
+                f"parallelize: unknown option {name!r}{_nearest(name, known)}.\n"
                 f"Fix: strategy {strategy!r} {'has' if virtual_ranks is None else 'with virtual_ranks has'} "
-                f"{', '.join(options)}"
+                f"{', '.join(known) or 'none'}"
             )
 
 
@@ -212,69 +213,22 @@ def _nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _ready_optimizer(
-    model: nn.Module, optimizer: OptimizerT | Callable[[Iterable[nn.Parameter]], OptimizerT] | None
-) -> OptimizerT:
-    """The optimizer over the model's own parameters.
-
-    Raises:
-        ValueError: It has state, or parameters that are not the model's: steps would change nothing.
-        TypeError: It is no optimizer, nor a function that returns one.
-    """
-    made = optimizer if isinstance(optimizer, Optimizer) else None
-    if optimizer is None and not any(param.requires_grad for param in model.parameters()):
-        return SGD(model.parameters(), lr=0.0)  # type: ignore[return-value]  # there is nothing to step
-    if made is None and callable(optimizer):
-        made = optimizer(model.parameters())
-    if not isinstance(made, Optimizer):
-        raise TypeError(
-            f"parallelize: {type(optimizer).__name__} is no optimizer and no function that returns one.\n"
-            "Fix: pass Adam(model.parameters()), or Adam itself"
-        )
-    if made.state:
+def _sync_batch_norm(
+    model: nn.Module, strategy: str, virtual_ranks: int | None, loader: CountingLoader | None, world: World
+) -> None:
+    if virtual_ranks is not None or strategy == "dp":
+        what = "virtual_ranks" if virtual_ranks is not None else "strategy='dp'"
         raise ValueError(
-            "parallelize: the optimizer has state already, which ranks may not share and which is not moved with the model.\n"
-            "Fix: pass a fresh one; CheckpointManager.restore() puts a saved state in"
+            f"sync_batch_norm=True with {what}: its statistics are over the batches of ranks.\n"
+            "Fix: leave sync_batch_norm out, or use strategy='ddp' without virtual_ranks"
         )
-    own = {id(param) for param in model.parameters()}
-    foreign = [param for group in made.param_groups for param in group["params"] if id(param) not in own]
-    if foreign:
-        shapes = ", ".join(str(tuple(param.shape)) for param in foreign[:4])
+    if find_ddp(model) is not None or _is_sharded(model):
         raise ValueError(
-            f"parallelize: {len(foreign)} of the optimizer's parameters are not the model's (shapes {shapes}).\n"
-            "Its steps would not change the model's weights.\n"
-            "Fix: build the optimizer from this model's parameters, or pass a function such as Adam"
+            "sync_batch_norm=True, but the model is wrapped already, and the wrapper would not know the new layers.\n"
+            "Fix: convert_sync_batchnorm(model) before you wrap it"
         )
-    return made
-
-
-def _wrap(model: nn.Module, device: torch.device, options: dict[str, Any]) -> DistributedDataParallel:
-    known = inspect.signature(DistributedDataParallel.__init__).parameters
-    no_buffers = (
-        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    )  # torch < 2.14
-    options = {"gradient_as_bucket_view": True, no_buffers: False, **options}
-    if device.type == "cuda":
-        options["device_ids"] = [device]
-    # Rank 0's weights and buffers go to every rank here. Later the engine sends the buffers, see DDPEngine.
-    wrapped = DistributedDataParallel(model, **options)
-    if no_buffers == "broadcast_buffers":
-        _take_from_rank_zero(model.buffers())
-    return wrapped
-
-
-def _refuse_sync_batch_norm_on_cpu(model: nn.Module, device: torch.device) -> None:
-    if device.type != "cpu":
-        return
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
-    if names:
+    inner = unwrap(model)
+    if world.world_size > 1 and convert_sync_batchnorm(inner, loader) is not inner:
         raise ValueError(
-            f"SyncBatchNorm ({', '.join(names[:4])}) works on GPUs only, and this rank is on the CPU.\n"
-            "Fix: leave convert_sync_batchnorm out, or run on GPUs"
+            "sync_batch_norm=True, but the model is a batch norm itself.\nFix: convert_sync_batchnorm(model) before"
         )
-
-
-@torch.no_grad()
-def _take_from_rank_zero(tensors: Iterable[Tensor]) -> None:
-    for tensor in tensors:
-        dist.broadcast(tensor, src=0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,17 +15,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from phalanx.dist.engines import single
+from phalanx.dist.engines.buffers import SharedBuffers, take_from_rank_zero
+from phalanx.dist.engines.compression import check_compression, compress
 from phalanx.dist.engines.engine import CountingLoader
+from phalanx.dist.engines.gradient_gate import GradientGate
+from phalanx.dist.engines.optimizers import ready_optimizer
 from phalanx.dist.engines.precision import Precision
+from phalanx.dist.engines.setting import DDP_OPTIONS, MakeOptimizer, Setting
 from phalanx.dist.engines.single import SingleEngine
+from phalanx.dist.sync_batch_norm import has_sync_batch_norm
 
-OPTIONS = (
-    "broadcast_buffers",
-    "bucket_cap_mb",
-    "find_unused_parameters",
-    "gradient_as_bucket_view",
-    "static_graph",
-)
+logger = logging.getLogger(__name__)
+
+OPTIONS = DDP_OPTIONS
 CHECKED_STEPS = 3  # whether every parameter takes part shows in the first steps
 
 
@@ -33,7 +38,8 @@ class DDPEngine(SingleEngine):
     *Weights.* DDP averages over ranks, which is off as soon as ranks have different numbers of samples. With a ``loader`` the
     loop's loss is the mean over this rank's samples, and gradients are weighted by ``step_local_count / global_count``:
     in steps where shares differ, hooks on the parameters multiply each gradient before DDP averages. A rank with a
-    stand-in batch contributes zeros, whatever its loss was. Where all ranks have as many samples there is nothing to do, and DDP's
+    stand-in batch contributes zeros, whatever its loss was. (With SyncBN they are weighted at the model's outputs, see
+    `GradientGate`.) Where all ranks have as many samples there is nothing to do, and DDP's
     own all-reduce is left as it is.
 
     *Buffers* (batch norm's running statistics) are rank 0's: after each optimizer step the others take them over, rather
@@ -69,7 +75,9 @@ class DDPEngine(SingleEngine):
         self._hooks: list[RemovableHandle] = []  # attached while the weight is not 1
         self._reduces = False  # a forward since the last update was one whose backward reduces
         self._checked = 0
-        self._buffers = [buffer for buffer in ddp.module.buffers() if buffer.numel()] if sync_buffers else []
+        self._buffers = SharedBuffers(ddp.module, self._group) if sync_buffers else None
+        # SyncBN sums gradients over ranks inside the backward: weights must be on them before.
+        self._gate = GradientGate(model) if has_sync_batch_norm(ddp.module) else None
         # Not compiled: a trace would fix the counts of the batch it saw.
         before: Callable[..., None] = torch.compiler.disable(self._before_forward)  # type: ignore[no-untyped-call]
         ddp.register_forward_pre_hook(before)
@@ -98,6 +106,9 @@ class DDPEngine(SingleEngine):
 
     def _weigh(self, weight: float) -> None:
         """Multiply this rank's gradients by ``weight`` from now on, relative to DDP's average over ranks."""
+        if self._gate is not None:
+            self._gate.weigh(weight)
+            return
         self._weight = weight
         if weight == 1:
             for hook in self._hooks:
@@ -144,22 +155,64 @@ class DDPEngine(SingleEngine):
                 "parallelize(..., find_unused_parameters=True)"
             )
 
-    @torch.no_grad()
     def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._buffers or self._world_size == 1:
-            return
-        # One broadcast of bytes, whatever the dtypes.
-        views = [buffer.contiguous().reshape(-1).view(torch.uint8) for buffer in self._buffers]
-        flat = torch.cat(views)
-        dist.broadcast(flat, src=dist.get_global_rank(self._group, 0), group=self._group)
-        if dist.get_rank(self._group) == 0:
-            return
-        start = 0
-        for buffer in self._buffers:
-            end = start + buffer.numel() * buffer.element_size()
-            # A copy, since a view of another dtype needs an aligned start.
-            buffer.copy_(flat[start:end].clone().view(buffer.dtype).view(buffer.shape))
-            start = end
+        if self._buffers is not None:
+            self._buffers.take_over()
+
+
+def build(
+    model: nn.Module, optimizer: Optimizer | MakeOptimizer | None, setting: Setting
+) -> tuple[nn.Module, Optimizer, SingleEngine]:
+    """See `Builder.build`; in one process without a group, and for a frozen model, the plain model."""
+    if not dist.is_initialized():
+        return single.build(model, optimizer, setting)
+    ready = ready_optimizer(model, optimizer)
+    ddp = find_ddp(model)
+    if ddp is None and not any(param.requires_grad for param in model.parameters()):
+        logger.info("parallelize: no parameter of the model is trainable, so it is not wrapped")
+        take_from_rank_zero([*model.parameters(), *model.buffers()])
+        return model, ready, SingleEngine(model, ready, **setting.common)
+    options = dict(setting.options)
+    compression = options.pop("compression", None)
+    sync_buffers = options.pop("broadcast_buffers", True)
+    if compression is not None:
+        check_compression(compression, setting.precision)
+    if ddp is None:
+        refuse_sync_batch_norm_on_cpu(model, setting.device)
+        model = ddp = _wrap(model, setting.device, options)
+    else:
+        sync_buffers = False  # its maker has set what DDP does in each forward
+    if compression is not None:
+        compress(ddp, compression)
+    engine = DDPEngine(model, ddp, ready, sync_buffers=sync_buffers, **setting.common)
+    return model, ready, engine
+
+
+def _wrap(model: nn.Module, device: torch.device, options: dict[str, Any]) -> DistributedDataParallel:
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    no_buffers = (
+        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    )  # torch < 2.14
+    options = {"gradient_as_bucket_view": True, no_buffers: False, **options}
+    if device.type == "cuda":
+        options["device_ids"] = [device]
+    # Rank 0's weights and buffers go to every rank here. Later the engine sends the buffers, see DDPEngine.
+    wrapped = DistributedDataParallel(model, **options)
+    if no_buffers == "broadcast_buffers":
+        take_from_rank_zero(model.buffers())
+    return wrapped
+
+
+def refuse_sync_batch_norm_on_cpu(model: nn.Module, device: torch.device) -> None:
+    """Raise when torch's SyncBatchNorm, which has kernels for GPUs only, would meet the CPU."""
+    if device.type != "cpu":
+        return
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
+    if names:
+        raise ValueError(
+            f"SyncBatchNorm ({', '.join(names[:4])}) works on GPUs only, and this rank is on the CPU.\n"
+            "Fix: leave convert_sync_batchnorm out and use parallelize(..., sync_batch_norm=True), which works anywhere"
+        )
 
 
 def find_ddp(model: nn.Module) -> DistributedDataParallel | None:

@@ -11,9 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from phalanx.dist.engines.engine import CountingLoader, StepInfo
+from phalanx.dist.engines.optimizers import ready_optimizer
 from phalanx.dist.engines.precision import Precision, autocast_forward, make_scaler
+from phalanx.dist.engines.setting import DDP_OPTIONS, MakeOptimizer, Setting
 from phalanx.dist.keys import reseed
 from phalanx.dist.wrappers import unwrap
+
+# Those of ddp, without effect: the same call works on one rank and on several.
+OPTIONS = DDP_OPTIONS
 
 
 class SingleEngine:
@@ -115,6 +120,11 @@ class SingleEngine:
         """See `Engine.unwrap`."""
         return unwrap(self.model)
 
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """fp16's loss scale, which a checkpoint keeps; None in other precisions."""
+        return self._scaler
+
     # ---- what other engines change
 
     def _reduction(self, last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -129,6 +139,10 @@ class SingleEngine:
 
     def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """The optimizer has stepped."""
+
+    def _clip(self, max_norm: float) -> Tensor:
+        """Scale the gradients so that their total norm is at most ``max_norm``; the norm they had."""
+        return nn.utils.clip_grad_norm_(self._params, max_norm, error_if_nonfinite=False)
 
     # ---- shared
 
@@ -171,6 +185,14 @@ class SingleEngine:
             )
         self._check_gradients()
         if self.max_grad_norm is not None:
-            norm = nn.utils.clip_grad_norm_(self._params, self.max_grad_norm, error_if_nonfinite=False)
+            norm = self._clip(self.max_grad_norm)
             if self._stepping:
                 self._grad_norm = float(norm)
+
+
+def build(
+    model: nn.Module, optimizer: Optimizer | MakeOptimizer | None, setting: Setting
+) -> tuple[nn.Module, Optimizer, SingleEngine]:
+    """See `Builder.build`."""
+    ready = ready_optimizer(model, optimizer)
+    return model, ready, SingleEngine(model, ready, **setting.common)

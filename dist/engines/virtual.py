@@ -14,9 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from phalanx.dist.engines.buffers import take_from_rank_zero
 from phalanx.dist.engines.ddp import find_ddp
 from phalanx.dist.engines.engine import CountingLoader, StepInfo
+from phalanx.dist.engines.optimizers import ready_optimizer
 from phalanx.dist.engines.precision import Precision
+from phalanx.dist.engines.setting import MakeOptimizer, Setting
 from phalanx.dist.engines.single import SingleEngine
 from phalanx.dist.keys import reseed
 from phalanx.dist.membership import World
@@ -336,6 +339,22 @@ class VirtualEngine(SingleEngine):
         """See `Engine.load`. Warns when the state was saved under conditions that give other bits."""
         super().load(state)
         warn_of_other_bits(state.get("numerics"), self.numerics)
+
+
+def build(
+    model: nn.Module, optimizer: Optimizer | MakeOptimizer | None, setting: Setting
+) -> tuple[nn.Module, Optimizer, VirtualEngine]:
+    """See `Builder.build`."""
+    world, virtual_ranks = setting.world, setting.virtual_ranks
+    assert virtual_ranks is not None
+    prepare_virtual_ranks(model, setting.loader, virtual_ranks, world)
+    ready = ready_optimizer(model, optimizer)
+    if world.world_size > 1:
+        take_from_rank_zero([*model.parameters(), *model.buffers()])
+    engine = VirtualEngine(
+        model, ready, virtual_ranks=virtual_ranks, world=world, **setting.common, **setting.options
+    )
+    return model, ready, engine
 
 
 def prepare_virtual_ranks(
