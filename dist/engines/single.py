@@ -125,6 +125,11 @@ class SingleEngine:
         """fp16's loss scale, which a checkpoint keeps; None in other precisions."""
         return self._scaler
 
+    @property
+    def in_step(self) -> bool:
+        """Whether a step has begun and its update is still to come, so that nothing may be saved or loaded."""
+        return self._has_gradients or bool(getattr(self, "_in_step", False))
+
     # ---- what other engines change
 
     def _reduction(self, last: bool) -> contextlib.AbstractContextManager[Any]:
