@@ -8,14 +8,15 @@ from torch import Tensor, nn
 
 from phalanx.dist.virtual_sums import Layout, Slot
 
-_COUNTER = "num_batches_tracked"  # counts forwards: every virtual rank has the same
+_COUNTER = "num_batches_tracked"
 
 
 class StepBuffers:
     """A model's buffers over one step: put back for each virtual rank, their mean taken at the end.
 
     Floating-point buffers become the start plus the mean of the virtual ranks' changes, so that one that nobody
-    changes stays as it is to the bit. Others take virtual rank 0's value.
+    changes stays as it is to the bit. Others take virtual rank 0's value (whether a virtual rank meets a batch norm may
+    depend on its samples, so that not even counters are alike).
 
     Args:
         model: The user's module.
@@ -28,6 +29,7 @@ class StepBuffers:
         self._rank = rank
         # By name in its module: a forward may put another tensor in its place.
         self._floats: list[tuple[nn.Module, str]] = []
+        self._counters: list[tuple[nn.Module, str]] = []
         self._rest: list[tuple[nn.Module, str]] = []
         seen: set[int] = set()
         for module in model.modules():
@@ -35,13 +37,20 @@ class StepBuffers:
                 if buffer is None or buffer.numel() == 0 or id(buffer) in seen:
                     continue
                 seen.add(id(buffer))
-                (self._floats if buffer.is_floating_point() else self._rest).append((module, name))
-        # A counter is equal on all virtual ranks, so that nothing has to be sent for it.
-        self._sent = [number for number, (_, name) in enumerate(self._rest) if name != _COUNTER]
+                kind = self._floats if buffer.is_floating_point() else self._rest
+                if name == _COUNTER and buffer.numel() == 1:
+                    kind = self._counters
+                kind.append((module, name))
+        self._counters_at_start: list[Tensor] = []
         self._rest_at_start: list[Tensor] = []
         self._rest_of_first: list[Tensor] = []
         self._start: Slot | None = None
         self._scratch: Slot | None = None
+
+    @property
+    def scalars(self) -> int:
+        """How many plain numbers the layout needs for the buffers, behind all others."""
+        return len(self._counters)
 
     @property
     def floats(self) -> list[Tensor]:
@@ -56,6 +65,7 @@ class StepBuffers:
                 only = Layout(0, [], [tensor for tensor, _ in layout.others])
                 self._start, self._scratch = Slot(only, 1), Slot(only, 1)
             torch._foreach_copy_(self._start.others, self.floats)
+        self._counters_at_start = [tensor.clone() for tensor in _tensors(self._counters)]
         self._rest_at_start = [tensor.clone() for tensor in _tensors(self._rest)]
 
     @torch.no_grad()
@@ -64,8 +74,12 @@ class StepBuffers:
         if self._floats:
             assert self._start is not None
             torch._foreach_copy_(self.floats, self._start.others)
-        if self._rest:
-            torch._foreach_copy_(_tensors(self._rest), self._rest_at_start)
+        for places, values in (
+            (self._counters, self._counters_at_start),
+            (self._rest, self._rest_at_start),
+        ):
+            if places:
+                torch._foreach_copy_(_tensors(places), values)
 
     @torch.no_grad()
     def leave(self, slot: Slot, *, add: bool, counts: bool, first: bool) -> None:
@@ -78,8 +92,15 @@ class StepBuffers:
             first: It is this rank's first one.
         """
         if first:
-            rest = _tensors(self._rest)
-            self._rest_of_first = [rest[number].clone() for number in self._sent]
+            self._rest_of_first = [tensor.clone() for tensor in _tensors(self._rest)]
+        if self._counters and not add:
+            # Virtual rank 0's counts travel with the sums: those of all others add zero.
+            counted = slot.scalars[-len(self._counters) :]
+            if first and self._rank == 0:
+                now = torch.stack([tensor.view(()) for tensor in _tensors(self._counters)])
+                counted.copy_(now - torch.stack([tensor.view(()) for tensor in self._counters_at_start]))
+            else:
+                counted.zero_()
         if not self._floats:
             return
         assert self._start is not None
@@ -105,7 +126,14 @@ class StepBuffers:
             for dtype, region in total.regions.items():
                 region.div_(counted).add_(self._start.regions[dtype])
             torch._foreach_copy_(self.floats, total.others)
-        if not self._sent:
+        if self._counters:
+            steps = total.scalars[-len(self._counters) :].unbind()
+            values = [
+                start + step.to(start.dtype)
+                for start, step in zip(self._counters_at_start, steps, strict=True)
+            ]
+            torch._foreach_copy_(_tensors(self._counters), values)
+        if not self._rest:
             return
         if self._spread:
             # One broadcast of bytes, whatever the dtypes.
@@ -113,17 +141,13 @@ class StepBuffers:
                 [tensor.contiguous().view(-1).view(torch.uint8) for tensor in self._rest_of_first]
             )
             dist.broadcast(flat, src=0)
-            parts = torch.split(
-                flat, [tensor.numel() * tensor.element_size() for tensor in self._rest_of_first]
-            )
+            sizes = [tensor.numel() * tensor.element_size() for tensor in self._rest_of_first]
             self._rest_of_first = [
                 # A copy, since a view of another dtype needs an aligned start.
                 part.clone().view(tensor.dtype).view(tensor.shape)
-                for part, tensor in zip(parts, self._rest_of_first, strict=True)
+                for part, tensor in zip(torch.split(flat, sizes), self._rest_of_first, strict=True)
             ]
-        rest = _tensors(self._rest)
-        for number, value in zip(self._sent, self._rest_of_first, strict=True):
-            rest[number].copy_(value)
+        torch._foreach_copy_(_tensors(self._rest), self._rest_of_first)
 
 
 def _tensors(places: list[tuple[nn.Module, str]]) -> list[Tensor]:

@@ -180,7 +180,7 @@ class VirtualEngine(SingleEngine):
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
         if self._layout is None or len(params) != len(self._params):  # add_param_group
             self._params = params
-            self._layout = Layout(1 + len(params), params, self._buffers.floats)
+            self._layout = Layout(1 + len(params) + self._buffers.scalars, params, self._buffers.floats)
             self._tree = TreeSum(self._layout, self._world_size)
             self._result = None
         assert self._tree is not None
@@ -247,11 +247,11 @@ class VirtualEngine(SingleEngine):
                     slot.gradients[number].add_(0.0) if add else slot.gradients[number].zero_()
             targets, sources = [targets[number] for number in used], [grads[number] for number in used]
         if add:
-            slot.scalars.add_(flags)
+            slot.scalars[: len(flags)].add_(flags)
             if used:
                 torch._foreach_add_(targets, sources)
         else:
-            slot.scalars.copy_(flags)
+            slot.scalars[: len(flags)].copy_(flags)
             if used:
                 torch._foreach_copy_(targets, sources)
         counts = self.loader is None or self._played[self._taken] < self.loader.global_count
@@ -270,7 +270,7 @@ class VirtualEngine(SingleEngine):
         # A flag that this rank has set itself need not be read: that would wait for the device.
         given = [True] * len(self._params)
         if len(self._used) < len(self._params):
-            given = [flag > 0 for flag in total.scalars[1:].tolist()]
+            given = [flag > 0 for flag in total.scalars[1 : 1 + len(given)].tolist()]
         for param, view, has in zip(self._params, total.gradients, given, strict=True):
             param.grad = view if has else None
         counted = self.virtual_ranks
