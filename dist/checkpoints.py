@@ -38,7 +38,7 @@ from phalanx.dist.rank_errors import on_every_rank, on_rank_zero
 from phalanx.dist.run_state import Loader, Restored, RunState, Scheduler, Snapshot
 from phalanx.dist.starting_points import is_there
 from phalanx.dist.stop_signals import DelayedMax, StopFlag, agreement_for
-from phalanx.dist.world import World, gather_objects, world_or_single
+from phalanx.dist.world import RanksMissing, World, barrier, gather_objects, world_or_single
 
 __all__ = [
     "CheckpointError",
@@ -96,6 +96,7 @@ class CheckpointManager:
         asynchronous: True: `save` returns once everything is copied into host memory that is kept for it (as
             much as the checkpoint is large), and a thread writes it. False: it returns when all is on disk. None:
             True for 64 MB and more, where there is room for the copy.
+        patience_s: How long `save` and `restore` wait for other ranks to call them too, more than 0 seconds.
 
     Raises:
         ValueError: An argument is out of range, or the optimizer has parameters that the model lacks.
@@ -113,6 +114,7 @@ class CheckpointManager:
         every_steps: int | None = None,
         every_s: float | None = None,
         asynchronous: bool | None = None,
+        patience_s: float = 50,
     ) -> None:
         self.folder = Path(folder)
         self.state = RunState(model, optimizer, loader, scheduler)
@@ -121,6 +123,8 @@ class CheckpointManager:
             raise ValueError(f"every_steps={every_steps!r}: at least 1, or None for never")
         if every_s is not None and not every_s > 0:
             raise ValueError(f"every_s={every_s!r}: more than 0 seconds, or None for never")
+        if not patience_s > 0:
+            raise ValueError(f"patience_s={patience_s!r}: more than 0 seconds")
         if loader is not None and not hasattr(loader, "progress"):
             raise ValueError(
                 f"loader is a {type(loader).__name__}, which does not know how far it is: a resumed run would repeat "
@@ -137,6 +141,7 @@ class CheckpointManager:
         self._agreed = self._saved_step = 0
         self._stop: StopFlag | None = None
         self._agree: DelayedMax | None = None
+        self.patience_s = patience_s
         self._saved_at = time.monotonic()
         self._staging = Staging()
         self._writer: BackgroundWriter | None = None
@@ -220,6 +225,7 @@ class CheckpointManager:
 
     def _save(self, values: Mapping[str, Any]) -> Path:
         world = world_or_single()
+        self._meet("save")
         self._start(world, to_write=True)
         self.wait()  # at most one at a time
         step = self.state.current_step()
@@ -253,6 +259,23 @@ class CheckpointManager:
         if world_or_single().is_rank_zero:
             logger.warning("signal %d asked to stop: saved %s, exit %d", asked, path, EXIT_SAVED)
         raise SystemExit(EXIT_SAVED)
+
+    def _meet(self, what: str) -> None:
+        """Wait for every rank to come here; under `if rank == 0` the others never would.
+
+        Raises:
+            CheckpointError: Ranks did not come.
+        """
+        try:
+            barrier(self.patience_s)
+        except RanksMissing as error:
+            late = ", ".join(map(str, error.ranks))
+            raise CheckpointError(
+                f"{what}() waits for every rank, and rank{'s' if error.ranks[1:] else ''} {late} did not call it within "
+                f"{self.patience_s:g} s. Nothing was done.\n"
+                f"Fix: call {what}() on every rank, outside any `if rank == 0`; rank 0 writes by itself. If ranks are merely "
+                "late, CheckpointManager(..., patience_s=...)"
+            ) from error
 
     def wait(self) -> None:
         """Return when what was saved is on disk.
@@ -403,8 +426,9 @@ class CheckpointManager:
             OptimizerMismatchError: The optimizer has other parameters, or is another one.
             CheckpointError: Another rank failed, or ranks loaded different weights.
         """
-        self.wait()
         world = world_or_single()
+        self._meet("restore")
+        self.wait()
         self._start(world, to_write=False)
         name, damaged = on_rank_zero(world, self._choose)
         if damaged and world.is_rank_zero:

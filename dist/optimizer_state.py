@@ -30,6 +30,9 @@ class _Later:
 
 def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
     """Each parameter's name without wrapper components; a shared one has its first name."""
+    model.state_dict(
+        keep_vars=True
+    )  # lets FSDP put its shards back, where gathered weights were in their place
     added = set(wrapper_paths(model))
     return {parameter: canonical_name(name, added) for name, parameter in model.named_parameters()}
 

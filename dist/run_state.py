@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from phalanx.dist import checkpoint_files as files
-from phalanx.dist.checkpoint_errors import CheckpointWarning, OptimizerMismatchError, PlanMismatchError
+from phalanx.dist.checkpoint_errors import (
+    CheckpointError,
+    CheckpointWarning,
+    OptimizerMismatchError,
+    PlanMismatchError,
+)
 from phalanx.dist.checkpoint_sources import MEMORY_FORMATS, Source
 from phalanx.dist.engines.engine import engine_of
 from phalanx.dist.key_rewrites import StateDictError
@@ -117,6 +122,18 @@ class RunState:
         scaler = getattr(engine_of(self.model), "scaler", None)
         self._scaler = None if scaler is None else scaler.state_dict()
 
+    def refuse_inside_step(self, what: str) -> None:
+        """Between a step's forward and its update: gradients of the old weights would change the loaded ones.
+
+        Raises:
+            CheckpointError: A step is under way.
+        """
+        if getattr(engine_of(self.model), "in_step", False):
+            raise CheckpointError(
+                f"{what}() inside a step, between a forward and its update: the update would mix gradients of the old "
+                f"weights with the new ones.\nFix: call {what}() before the step's forward or after its update"
+            )
+
     def progress(self) -> dict[str, int]:
         """Where the run stands: the loader's progress, or what is counted here."""
         if self.loader is not None:
@@ -144,6 +161,7 @@ class RunState:
             NotPlainError: A value, or a state dict, holds what cannot be kept without pickle.
             ValueError: A tensor is of a kind that a checkpoint does not hold.
         """
+        self.refuse_inside_step("save")
         progress = self.progress()
         tensors, metadata, extra = model_tensors(self.model)
         moments, optimizer = export_optimizer(self.optimizer, parameter_names(self.model))
@@ -166,6 +184,7 @@ class RunState:
 
     def load(self, path: Path, partial_optimizer: bool, other_plan: bool) -> Restored:
         """Check the whole checkpoint against this run, and only then load it."""
+        self.refuse_inside_step("restore")
         state = json.loads((path / files.STATE_FILE).read_bytes())
         loader_state = decode(state["loader"])
         if self.loader is not None and loader_state is not None and not other_plan:
@@ -194,6 +213,7 @@ class RunState:
 
     def load_foreign(self, source: Source, partial_optimizer: bool) -> Restored:
         """Load a tutorial's dict or bare weights; what such a file does not have starts afresh."""
+        self.refuse_inside_step("restore")
         start = read_starting_point(source)
 
         def prepare() -> Callable[[], None]:

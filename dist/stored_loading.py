@@ -48,16 +48,17 @@ def load_stored(model: nn.Module, stored: StoredTensors, extra: Mapping[str, Any
             {key: read[id(value)] for key, value in state.items()}, strict=False, assign=True
         )
         return match
-    rest: OrderedDict[str, Any] = OrderedDict()
+    straight, rest = OrderedDict[str, Any](), OrderedDict[str, Any]()
     for key, value in state.items():
-        target = values.get(key)
-        if isinstance(value, Tensor) and value.is_meta and _goes_straight(model, key, target):
-            assert isinstance(target, Tensor)
-            stored.fill(names[id(value)], target)
-        else:
-            rest[key] = value
+        special = not (
+            isinstance(value, Tensor) and value.is_meta and _goes_straight(model, key, values.get(key))
+        )
+        (rest if special else straight)[key] = value
+    # These first: a module that must not be loaded now says so in its hooks, before anything is changed.
     for group in _groups(rest):
         model.load_state_dict({key: tensor_for(rest[key]) for key in group}, strict=False)
+    for key, value in straight.items():
+        stored.fill(names[id(value)], values[key])
     return match
 
 
