@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler, TensorDataset
 
-from phalanx.dist.audits import audit_same_dataset, hash_values
+from phalanx.dist.audits import audit_same_dataset
 from phalanx.dist.augment import Transform, augment_batch, check_transforms
 from phalanx.dist.batches import BatchQueue
 from phalanx.dist.keys import derive_key
@@ -121,7 +121,7 @@ class TensorLoader(ShardLoader):
         settings["virtual_ranks"] = self.virtual_ranks
         settings["augment"] = [_words(transform) for transform in self.augment]
         if self.sampler is not None:
-            settings["order drawn from the sampler"] = hash_values(self._orders.draw(0))
+            settings["order drawn from the sampler"] = self._orders.fingerprint()
         audit_same_dataset(self.dataset, self.world, settings=settings)
 
     def _gather(self, epoch: int, positions: Indices, indices: Any) -> tuple[Tensor, ...]:
