@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from phalanx.dist.augment_policies import RandAugment as RandAugment
     from phalanx.dist.augment_policies import TrivialAugment as TrivialAugment
     from phalanx.dist.batch_samplers import ShardBatchSampler as ShardBatchSampler
+    from phalanx.dist.checkpoint_shards import consolidate_weights as consolidate_weights
     from phalanx.dist.checkpoints import CheckpointManager as CheckpointManager
     from phalanx.dist.checkpoints import Restored as Restored
     from phalanx.dist.devices import Gpu as Gpu
@@ -84,6 +85,7 @@ _HOME = {
     "barrier": "world",
     "canonical_keys": "state_dict",
     "class_weights": "seeds",
+    "consolidate_weights": "checkpoint_shards",
     "gather_objects": "world",
     "init_world": "world",
     "load_state_dict": "state_dict",
@@ -130,6 +132,7 @@ __all__ = [
     "barrier",
     "canonical_keys",
     "class_weights",
+    "consolidate_weights",
     "gather_objects",
     "init_world",
     "load_state_dict",
