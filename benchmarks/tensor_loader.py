@@ -130,9 +130,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="processes of the DataLoader")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each DataLoader run; ours take half")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="of torch, for ours"
-    )
+    parser.add_argument("--threads", type=int, default=1, help="of torch, for ours")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args()
     if not (options.data / "train-images-idx3-ubyte.gz").is_file():

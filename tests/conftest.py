@@ -53,7 +53,9 @@ def _leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     os.chdir(folder)
     random.setstate(state)
-    changed = {name for name in environ.keys() | os.environ.keys() if environ.get(name) != os.environ.get(name)}
+    changed = {
+        name for name in environ.keys() | os.environ.keys() if environ.get(name) != os.environ.get(name)
+    }
     os.environ.clear()
     os.environ.update(environ)
     changed -= {"PYTEST_CURRENT_TEST"}

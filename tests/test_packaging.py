@@ -69,7 +69,14 @@ def test_the_installed_wheel_runs_from_elsewhere(wheel: Path, tmp_path: Path) ->
     site = tmp_path / "site"
     _run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel)
     code = "import phalanx, phalanx.dist, phalanx.recipes; print(phalanx.__file__); print(phalanx.dist.ShardSampler)"
-    shown = _run(sys.executable, "-P" if sys.version_info >= (3, 11) else "-B", "-c", code, cwd=tmp_path, PYTHONPATH=str(site))
+    shown = _run(
+        sys.executable,
+        "-P" if sys.version_info >= (3, 11) else "-B",
+        "-c",
+        code,
+        cwd=tmp_path,
+        PYTHONPATH=str(site),
+    )
     assert shown.splitlines()[0].startswith(str(site))
     version = _run(sys.executable, "-m", "phalanx", "--version", cwd=tmp_path, PYTHONPATH=str(site))
     assert "0.1.0" in version
