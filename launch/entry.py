@@ -40,7 +40,8 @@ def command(words: Sequence[str]) -> int | Callable[[], None]:
         outcome = phalanx.main(list(words), prog_name="phalanx", standalone_mode=False)
         if callable(outcome):
             return outcome  # type: ignore[no-any-return]
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None when it was closed at the start, as by `>&-`
+            sys.stdout.flush()
         return outcome if isinstance(outcome, int) else 0
     except UsageMistake as error:
         return _say(words, str(error), EXIT_USAGE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -313,3 +314,9 @@ def test_a_recipes_help_starts_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None
     assert callable(outcome)
     outcome()
     assert started == [[sys.executable, "-m", "phalanx.recipes.mnist", "--help"]]
+
+
+def test_a_closed_standard_output_is_no_error() -> None:
+    words = shlex.join([sys.executable, "-m", "phalanx", "recipes"])
+    done = subprocess.run(["sh", "-c", f"{words} >&-"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
