@@ -52,6 +52,7 @@ class Membership:
     group: dist.ProcessGroup | None
     store: Store | None
     timeout_s: float
+    audited: bool = False  # the collectives of its first steps were, or are being, compared
     calls: int = 0  # barriers and the like so far: every rank makes the same calls in the same order
 
     def next_call(self) -> int:

@@ -100,7 +100,7 @@ def wait_for_ranks(
     keys = [f"{prefix}/{rank}" for rank in ranks]
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
-        values = _get_all(store, keys)
+        values = get_all(store, keys)
         return dict(zip(ranks, values, strict=True))
     except dist.DistNetworkError as error:
         raise RendezvousError(
@@ -132,7 +132,8 @@ def let_others_read(store: Store, name: str, rank: int, world_size: int) -> None
         wait_for_ranks(store, f"{name}/seen", range(1, world_size), LEAVE_TIMEOUT_S, name)
 
 
-def _get_all(store: Store, keys: list[str]) -> list[bytes]:
+def get_all(store: Store, keys: list[str]) -> list[bytes]:
+    """The values of keys that are there."""
     try:
         return store.multi_get(keys)  # one round trip
     except RuntimeError:  # a FileStore has no such call

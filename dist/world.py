@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from phalanx.dist.collective_audit import start_first_audit
 from phalanx.dist.collectives import RankZeroFailed, all_reduce_sum, barrier, gather_objects, rank_zero_first
 from phalanx.dist.environments import RankEnvironment, detect
 from phalanx.dist.membership import (
@@ -85,7 +86,8 @@ def init_world(
     The device is set, and given to the group, before the first collective. RANK, WORLD_SIZE, LOCAL_RANK,
     LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT are exported where they are not set, so that other libraries agree. On one node,
     GLOO_SOCKET_IFNAME is set to the loopback interface where it is not set: gloo would otherwise look up
-    this host's name, which need not resolve. The group is taken down when the process ends.
+    this host's name, which need not resolve. The group is taken down when the process ends. In the first 3 steps, what ranks
+    call in torch.distributed is compared, see `audit_collectives`.
 
     Collective: every rank must call it.
 
@@ -116,6 +118,7 @@ def init_world(
     if dist.is_available() and dist.is_initialized():
         world = enter(adopt(device, timeout_s)).world
         _refuse_other_backend(world, backend, device)
+        start_first_audit()
         return world
     found = detect()
     joined = (
@@ -124,6 +127,7 @@ def init_world(
         else _join(found, backend, device, timeout_s)
     )
     world = enter(joined).world
+    start_first_audit()
     warn_of_late_threads()
     logger.info("%s", describe(world))
     return world
