@@ -185,10 +185,8 @@ def test_files_on_disk_are_trained_on_and_no_validation_is_fine(
     ("changes", "words"),
     [
         ({"data": "mnist"}, ["MNIST/raw", "--download"]),
-        ({"strategy": "fsdp"}, ["fsdp", "not in this version"]),
         ({"strategy": "dpp"}, ["'ddp'"]),
         ({"precision": "fp8"}, ["fp8", "bf16"]),
-        ({"virtual_ranks": 4}, ["virtual_ranks"]),
         ({"test_only": True}, ["no run with a checkpoint"]),
     ],
 )
