@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 if TYPE_CHECKING:
@@ -137,6 +138,74 @@ def audit_same_dataset(dataset: Any, world: World, *, settings: Mapping[str, Any
     message = explain_differences(gather_objects(mine))
     if message is not None:
         raise ValueError(message)
+
+
+def audit_same_model(model: nn.Module, world: World) -> None:
+    """Make sure that every rank has built the same model: names, shapes and dtypes of parameters and buffers. Collective.
+
+    ::
+
+        audit_same_model(model, init_world())
+
+    `parallelize` does it before it wraps the model, since DDP itself compares shapes in order, without names. Only a
+    hash travels, unless models differ.
+
+    Raises:
+        ValueError: On every rank alike, when ranks differ: names, with the shape that each rank has.
+    """
+    if world.world_size == 1 or not torch.distributed.is_initialized():
+        return
+    from phalanx.dist.world import gather_objects
+
+    mine = model_description(model)
+    hashes = gather_objects(hash_values(list(mine.items())))
+    if len(set(hashes)) > 1:
+        raise ValueError(explain_models(gather_objects(mine)))
+
+
+def model_description(model: nn.Module) -> dict[str, str]:
+    """Each parameter and buffer in words, by name, in order.
+
+    >>> model_description(nn.Linear(2, 1))
+    {'weight': 'float32 [1, 2]', 'bias': 'float32 [1]'}
+    """
+    described = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        try:
+            shape = str(list(tensor.shape))
+        except (RuntimeError, ValueError):  # a lazy module's, before its first forward
+            shape = "of no shape yet"
+        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        described[name] = f"{str(tensor.dtype).removeprefix('torch.')} {shape}{' (frozen)' if frozen else ''}"
+    return described
+
+
+def explain_models(descriptions: list[dict[str, str]]) -> str:
+    """In words, how the ranks' models differ from rank 0's."""
+    from phalanx.dist.rendezvous import name_ranks
+
+    first = descriptions[0]
+    names = list(dict.fromkeys(name for described in descriptions for name in described))
+    differing = [name for name in names if any(each.get(name) != first.get(name) for each in descriptions)]
+    lines = []
+    for name in differing[:8]:
+        ranks_by_form: dict[str, list[int]] = {}
+        for rank, described in enumerate(descriptions):
+            ranks_by_form.setdefault(described.get(name, "not there"), []).append(rank)
+        lines.append(
+            f"{name}: " + "; ".join(f"{name_ranks(ranks)}: {form}" for form, ranks in ranks_by_form.items())
+        )
+    if len(differing) > 8:
+        lines.append(f"and {len(differing) - 8} more")
+    if not differing:
+        lines.append("the same names, in another order")
+    return (
+        "Ranks have built different models:\n  "
+        + "\n  ".join(lines)
+        + "\nGradients of different parameters would be added up, or the ranks would wait for each other for ever.\n"
+        "Fix: build the model from the same settings on every rank; sizes taken from data (classes, vocabulary) have to be "
+        "those of the whole dataset"
+    )
 
 
 def explain_differences(fingerprints: list[Fingerprint]) -> str | None:

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from phalanx.dist.audits import audit_same_model
+from phalanx.dist.collective_audit import start_first_audit
 from phalanx.dist.engines.ddp import find_ddp
 from phalanx.dist.engines.engine import CountingLoader, Engine, engine_of, remember
 from phalanx.dist.engines.precision import Precision
@@ -93,8 +95,8 @@ def parallelize(
         Model, optimizer and engine.
 
     Raises:
-        ValueError: An option is unknown, a parameter of the optimizer is not the model's, or the optimizer has
-            state.
+        ValueError: An option is unknown, a parameter of the optimizer is not the model's, the optimizer has
+            state, or ranks have built different models (named, on every rank).
     """
     world = world_or_single()
     strategy = _choose_strategy(strategy, model, world)
@@ -121,6 +123,8 @@ def parallelize(
             )
     elif not _is_sharded(model):
         model = model.to(place)
+    start_first_audit()
+    audit_same_model(model, world)
     if sync_batch_norm:
         _sync_batch_norm(model, strategy, virtual_ranks, loader, world)
     if loader is not None:

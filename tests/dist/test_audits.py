@@ -7,9 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.optim import SGD
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, random_split
 
-from phalanx.dist.audits import audit_same_dataset, dataset_fingerprint, explain_differences, hash_values
+from phalanx.dist.audits import (
+    audit_same_dataset,
+    audit_same_model,
+    dataset_fingerprint,
+    explain_differences,
+    explain_models,
+    hash_values,
+    model_description,
+)
+from phalanx.dist.parallel import parallelize
 from phalanx.dist.world import World, init_world
 
 
@@ -192,3 +203,55 @@ def test_every_rank_hears_what_differs_and_none_is_left_waiting(run_ranks: Any) 
     assert "rank 1: OSError: no such folder" in broken
     assert "rank 1 holds another seed than rank 0" in setting
     assert "a seed must not depend on the rank" in setting
+
+
+# ---- models
+
+
+def _build(rank: int, what: str) -> nn.Module:
+    if what == "classes":
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 10 - rank))
+    if what == "names":
+        return nn.ModuleDict({"one" if rank else "other": nn.Linear(2, 2)})
+    if what == "frozen":
+        model = nn.Linear(2, 2)
+        model.bias.requires_grad_(rank == 0)
+        return model
+    return nn.BatchNorm1d(3)
+
+
+def _models(rank: int, world_size: int) -> dict[str, str]:
+    world = init_world()
+    found = {}
+    for what in ("same", "classes", "names", "frozen"):
+        try:
+            audit_same_model(_build(rank, what), world)
+        except ValueError as error:
+            found[what] = str(error)
+    try:
+        parallelize(_build(rank, "classes"), SGD)
+    except ValueError as error:
+        found["parallelize"] = str(error)
+    return found
+
+
+def test_ranks_with_different_models_are_named_before_ddp_sees_them(run_ranks: Any) -> None:
+    one, other = run_ranks(_models, world_size=2)
+    assert one == other
+    assert "same" not in one
+    assert one["classes"].splitlines()[:3] == [
+        "Ranks have built different models:",
+        "  1.weight: rank 0: float32 [10, 4]; rank 1: float32 [9, 4]",
+        "  1.bias: rank 0: float32 [10]; rank 1: float32 [9]",
+    ]
+    assert "other.weight: rank 0: float32 [2, 2]; rank 1: not there" in one["names"]
+    assert "bias: rank 0: float32 [2]; rank 1: float32 [2] (frozen)" in one["frozen"]
+    assert one["parallelize"] == one["classes"]
+
+
+def test_models_in_words() -> None:
+    assert model_description(nn.BatchNorm1d(3))["num_batches_tracked"] == "int64 []"
+    assert model_description(nn.LazyLinear(3))["weight"] == "float32 of no shape yet"
+    many = [{f"{number}": "float32 [1]" for number in range(20)}, {}]
+    assert "and 12 more" in explain_models(many)
+    assert "in another order" in explain_models([{"a": "x", "b": "y"}, {"b": "y", "a": "x"}])
