@@ -63,8 +63,8 @@ def check_dataset(dataset: Any) -> None:
         raise ValueError(
             f"{type(dataset).__name__} is an IterableDataset: it has no positions to share, every rank would "
             "train on all of it.\n"
-            "Fix: a dataset with __len__ and __getitem__; or let __iter__ skip to itertools.islice(samples, "
-            "world.rank, None, world.world_size) and give it to torch's DataLoader"
+            "Fix: a dataset with __len__ and __getitem__; or torch's DataLoader(shard_iterable(dataset, "
+            "batch_size=n), batch_size=n), which shares a stream"
         )
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise ValueError(

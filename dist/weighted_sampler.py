@@ -117,13 +117,15 @@ class _WithReplacement(_Draws):
     """A search in cumulative weights. Integers, so that sums are exact and the same on any machine."""
 
     def __init__(self, weights: Floats) -> None:
-        exponent = _sum_exponent(weights)
+        exponent = _TOTAL_BITS - _sum_exponent(weights)
+        # Times a power of two, which is exact where it is no more than a number can hold.
+        scale = 2.0**exponent if abs(exponent) < 1000 else None
         self._cumulative = np.empty(weights.size, dtype=np.int64)
         total = 0
         for start in range(0, weights.size, _BLOCK):
             block = slice(start, start + _BLOCK)
-            units = np.ldexp(weights[block], _TOTAL_BITS - exponent).astype(np.int64)
-            sums = np.cumsum(units, out=self._cumulative[block])
+            units = weights[block] * scale if scale is not None else np.ldexp(weights[block], exponent)
+            sums = np.cumsum(units.astype(np.int64), out=self._cumulative[block])
             sums += total
             total = int(sums[-1])
         self._total = np.uint64(total)
@@ -278,14 +280,14 @@ def _short(value: Any) -> str:
 
 def _sum_exponent(weights: Floats) -> int:
     """An exponent e with sum(weights) < 2**e, of finite weights however large."""
-    _, largest = np.frexp(weights.max())
-    scaled = sum(
-        float(np.ldexp(weights[start : start + _BLOCK], -int(largest)).sum())
-        for start in range(0, weights.size, _BLOCK)
-    )
+    largest = int(np.frexp(weights.max())[1])
+    if abs(largest) < 900:
+        largest, scaled = 0, float(weights.sum())
+    else:
+        scaled = float(np.ldexp(weights, -largest).sum())
     # Weights often sum to 1. Machines that add in another order must not see 0.99... there.
     _, rest = np.frexp(scaled * (1 + 1e-6))
-    return int(largest) + int(rest)
+    return largest + int(rest)
 
 
 def _words(key: int, positions: Indices) -> Words:
