@@ -270,7 +270,7 @@ class NoLength(Dataset[int]):
             "both say",
         ),
         (numbers(8), {"global_batch_size": 4, "sampler": iter([1])}, "no __len__"),
-        (Endless(), {"global_batch_size": 4}, "islice"),
+        (Endless(), {"global_batch_size": 4}, "shard_iterable"),
         (NoLength(), {"global_batch_size": 4}, "no __len__"),
     ],
 )
