@@ -56,7 +56,7 @@ def test_torchrun() -> None:
 
 
 def test_nothing_set_is_one_process() -> None:
-    assert place({}) == (0, 0, 0, 1, 1, "single")  # lib-122
+    assert place({}) == (0, 0, 0, 1, 1, "single")
     assert place({"MASTER_ADDR": "node1", "MASTER_PORT": "1", "RANK": "", "OMPI": "1"}) == (
         0,
         0,
