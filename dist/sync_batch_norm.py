@@ -196,7 +196,7 @@ def revert_sync_batchnorm(model: nn.Module) -> nn.Module:
     """
     if isinstance(model, (SyncBatchNorm, nn.SyncBatchNorm)):
         origin = model.origin if isinstance(model, SyncBatchNorm) else None
-        kind = PlainBatchNorm if origin is None or issubclass(origin, nn.SyncBatchNorm) else origin
+        kind: Any = PlainBatchNorm if origin is None or issubclass(origin, nn.SyncBatchNorm) else origin
         plain = kind.__new__(kind)
         plain.__dict__.update(model.__dict__)
         for name in ("counts", "origin", "process_group"):

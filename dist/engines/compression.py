@@ -45,4 +45,4 @@ def compress(ddp: DistributedDataParallel, name: str) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     hook = default_hooks.fp16_compress_hook if name == "fp16" else default_hooks.bf16_compress_hook
-    ddp.register_comm_hook(ddp.process_group, hook)  # type: ignore[arg-type]
+    ddp.register_comm_hook(ddp.process_group, hook)

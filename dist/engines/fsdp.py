@@ -304,7 +304,9 @@ def _take_part_unused(sharded: FSDPModule) -> None:
 
 
 def _whole(value: Any) -> Any:
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    if not isinstance(value, DTensor):
+        return value
+    return value.full_tensor()  # type: ignore[operator]  # mypy takes it for an attribute of Tensor
 
 
 def _sharded_as(value: Any, like: Any) -> Any:

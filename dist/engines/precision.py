@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,7 +31,7 @@ class _Autocast:
         if self._open:
             self._open.pop().__exit__(None, None, None)
         # A loss computed outside autocast would be summed in 8 bits of mantissa.
-        return _to_float32(output)
+        return to_float32(output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Autocast:
         return _Autocast(self.device_type, self.dtype)
@@ -39,16 +40,17 @@ class _Autocast:
         return _Autocast, (self.device_type, self.dtype)
 
 
-def _to_float32(output: Any) -> Any:
+def to_float32(output: Any) -> Any:
+    """The output with its 16-bit tensors as fp32; dicts are changed in place."""
     if isinstance(output, Tensor):
         return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
     if isinstance(output, tuple) and hasattr(output, "_fields"):
-        return type(output)(*(_to_float32(item) for item in output))
+        return type(output)(*(to_float32(item) for item in output))
     if type(output) in (tuple, list):
-        return type(output)(_to_float32(item) for item in output)
+        return type(output)(to_float32(item) for item in output)
     if isinstance(output, dict):
         for name, item in output.items():
-            output[name] = _to_float32(item)
+            output[name] = to_float32(item)
     return output
 
 
@@ -59,6 +61,19 @@ def autocast_forward(model: nn.Module, precision: Precision, device: torch.devic
     autocast = _Autocast(device.type, DTYPES[precision])
     model.register_forward_pre_hook(autocast.before)
     model.register_forward_hook(autocast.after, always_call=True)
+
+
+def cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give floating tensors to ``model``'s forward as ``dtype``, its weights'; its floating outputs come back as fp32."""
+
+    def cast(item: Any) -> Any:
+        return item.to(dtype) if isinstance(item, Tensor) and item.is_floating_point() else item
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map(cast, args), tree_map(cast, kwargs)
+
+    model.register_forward_pre_hook(before, with_kwargs=True)
+    model.register_forward_hook(lambda module, args, output: to_float32(output))
 
 
 def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:

@@ -106,11 +106,7 @@ class SingleEngine:
         Raises:
             RuntimeError: Inside a step: gradients of the old weights would be applied to the new ones.
         """
-        if self._has_gradients:
-            raise RuntimeError(
-                "engine.load() inside a step: gradients of the old weights would update the new ones.\n"
-                "Fix: load before the step's first backward, or after engine.step()"
-            )
+        self._refuse_within_a_step()
         self.unwrap().load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self._scaler is not None and "scaler" in state:
@@ -150,6 +146,13 @@ class SingleEngine:
         return nn.utils.clip_grad_norm_(self._params, max_norm, error_if_nonfinite=False)
 
     # ---- shared
+
+    def _refuse_within_a_step(self) -> None:
+        if self._has_gradients:
+            raise RuntimeError(
+                "engine.load() inside a step: gradients of the old weights would update the new ones.\n"
+                "Fix: load before the step's first backward, or after engine.step()"
+            )
 
     def _is_last(self, last: bool | None) -> bool:
         if last is not None:
