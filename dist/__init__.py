@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from phalanx.dist.augment_policies import RandAugment as RandAugment
     from phalanx.dist.augment_policies import TrivialAugment as TrivialAugment
     from phalanx.dist.batch_samplers import ShardBatchSampler as ShardBatchSampler
+    from phalanx.dist.bisect import bisect_divergence as bisect_divergence
     from phalanx.dist.checkpoint_shards import consolidate_weights as consolidate_weights
     from phalanx.dist.checkpoints import CheckpointManager as CheckpointManager
     from phalanx.dist.checkpoints import Restored as Restored
+    from phalanx.dist.collective_audit import audit_collectives as audit_collectives
     from phalanx.dist.devices import Gpu as Gpu
     from phalanx.dist.devices import VisibleDevices as VisibleDevices
     from phalanx.dist.devices import select_devices as select_devices
@@ -81,8 +83,10 @@ _HOME = {
     "WeightedShardSampler": "weighted_sampler",
     "World": "world",
     "all_reduce_sum": "world",
+    "audit_collectives": "collective_audit",
     "augment_batch": "augment",
     "barrier": "world",
+    "bisect_divergence": "bisect",
     "canonical_keys": "state_dict",
     "class_weights": "seeds",
     "consolidate_weights": "checkpoint_shards",
@@ -128,8 +132,10 @@ __all__ = [
     "WeightedShardSampler",
     "World",
     "all_reduce_sum",
+    "audit_collectives",
     "augment_batch",
     "barrier",
+    "bisect_divergence",
     "canonical_keys",
     "class_weights",
     "consolidate_weights",

@@ -50,6 +50,7 @@ from phalanx.dist.rendezvous import (
     this_host,
     wait_for_ranks,
 )
+from phalanx.dist.step_recorder import record_if_asked
 
 __all__ = [
     "RankZeroFailed",
@@ -111,6 +112,7 @@ def init_world(
         )
     if not timeout_s > 0:
         raise ValueError(f"timeout_s={timeout_s}: it must be more than 0 seconds")
+    record_if_asked()
     known = membership_in_force()
     if known is not None:
         _refuse_other_backend(known.world, backend, device)

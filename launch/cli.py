@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from phalanx import __version__
+from phalanx.launch.bisect_command import bisect_command
 from phalanx.launch.completion_command import completion_command
 from phalanx.launch.recipes_command import recipes_command
 from phalanx.launch.run_command import run_command
@@ -24,5 +25,6 @@ def phalanx() -> None:
 
 
 phalanx.add_command(run_command, "run")
+phalanx.add_command(bisect_command, "bisect")
 phalanx.add_command(recipes_command, "recipes")
 phalanx.add_command(completion_command, "completion")

@@ -300,6 +300,14 @@ def _run_target(plan: WorkerPlan) -> None:
         _run_script(plan.name, plan.args)
 
 
+def _watch_steps() -> None:
+    """For `phalanx bisect`: write down what the script's first steps compute, whatever it is written with."""
+    if os.environ.get("PHALANX_BISECT_FOLDER"):
+        from phalanx.dist.step_recorder import record_if_asked
+
+        record_if_asked()
+
+
 def _own_part(trace: types.TracebackType | None) -> types.TracebackType | None:
     """The traceback without the frames of this file and of runpy, which plain Python would not have."""
     ours = {__file__, runpy.__file__, "<frozen runpy>"}
@@ -352,6 +360,7 @@ def main(plan: WorkerPlan) -> None:
     reporter = Reporter(plan.report_address)
     reporter.watch_threads()
     try:
+        _watch_steps()
         _run_target(plan)
         return
     except SystemExit as error:

@@ -136,7 +136,8 @@ PUBLIC = {
     "phalanx.dist": """Accuracy CheckpointManager Cutout Engine Gpu HorizontalFlip LengthBucketSampler Match Mean
         Normalize Plan Progress RandAugment RandomCrop Restored ShardBatchSampler ShardLoader
         ShardSampler Shift StepInfo TensorLoader TrivialAugment VisibleDevices
-        WeightedShardSampler World all_reduce_sum augment_batch barrier canonical_keys
+        WeightedShardSampler World all_reduce_sum audit_collectives augment_batch
+        barrier bisect_divergence canonical_keys
         class_weights consolidate_weights gather_objects init_world load_state_dict match_state_dict parallelize
         rank_zero_first seed_everything select_devices set_epoch shard_iterable unwrap
         visible_devices visible_devices_per_rank""",
