@@ -24,7 +24,14 @@ OPTIMIZERS: dict[str, Any] = {
 class Run:
     """Model, optimizer, scheduler, loader and manager, as a user's script has them; float64."""
 
-    def __init__(self, folder: Path, optimizer: str = "adam", num_items: int = 22, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        optimizer: str = "adam",
+        num_items: int = 22,
+        strategy: str = "auto",
+        **options: Any,
+    ) -> None:
         loader_options = {"global_batch_size": 6, "seed": 0, **options.pop("loader_options", {})}
         generator = torch.Generator().manual_seed(1)
         data = TensorDataset(
@@ -34,7 +41,7 @@ class Run:
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
         self.loader = ShardLoader(data, shuffle=True, **loader_options)
         self.model, self.optimizer, self.engine = parallelize(
-            model, OPTIMIZERS[optimizer], loader=self.loader
+            model, OPTIMIZERS[optimizer], strategy, loader=self.loader
         )
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
         self.checkpoints = CheckpointManager(

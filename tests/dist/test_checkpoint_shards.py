@@ -184,7 +184,13 @@ def _full(path: Path, *_: Any) -> files.FileRecord:
 def test_an_error_while_one_rank_writes_is_told_to_all_and_nothing_is_published(
     run_ranks: RankRunner, tmp_path: Path
 ) -> None:
-    first, second = run_ranks(_two_ranks, str(tmp_path), world_size=2)
+    def node(rank: int) -> dict[str, str]:  # both are local rank 0: files must go by the global one
+        return {
+            "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "GROUP_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
+        }  # fmt: skip
+
+    first, second = run_ranks(_two_ranks, str(tmp_path), world_size=2, environ=node)
     assert "No space left on device" in second["error"]
     assert first["error"] == f"rank 1: {second['error']}"
     for found in (first, second):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.optim import SGD
 
 from phalanx.dist import checkpoint_files as files
 from phalanx.dist import checkpoint_writing
@@ -524,3 +525,45 @@ def test_the_loss_scale_of_fp16_comes_back(tmp_path: Path) -> None:
     other, resumed = make()
     other.restore()
     assert resumed.export()["scaler"]["scale"] == 1024.0
+
+
+def test_nothing_is_saved_or_restored_within_a_step(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(2, save_each=2)
+    x, y = next(iter(run.loader))
+    with run.engine.micro_step():
+        run.engine.backward(nn.functional.cross_entropy(run.model(x), y, reduction="sum"), 6)
+    for call in (run.checkpoints.save, run.checkpoints.restore):
+        with pytest.raises(CheckpointError, match="inside a step"):
+            call()
+    run.engine.step()
+    assert run.checkpoints.restore().step == 2
+
+
+def test_large_parameters_are_read_into_their_own_memory_and_modules_keep_their_say(tmp_path: Path) -> None:
+    """Above 16 MB a tensor bypasses `load_state_dict`, unless its module wants to see it."""
+
+    class Counting(nn.Linear):
+        seen = 0
+
+        def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+            self.seen += prefix + "weight" in state_dict
+            super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
+
+    def build() -> nn.ModuleList:
+        plain, half = nn.Linear(2048, 2100), nn.Linear(2048, 4200).bfloat16()
+        turned = nn.Linear(2048, 2100)
+        turned.weight = nn.Parameter(torch.randn(2048, 2100).t())
+        return nn.ModuleList([plain, half, turned, Counting(2048, 2100), nn.Linear(3, 3)])
+
+    first, second = build(), build()
+    with CheckpointManager(tmp_path, model=first, optimizer=SGD(first.parameters(), lr=0.1)) as checkpoints:
+        checkpoints.save()
+    second[0].double()  # another dtype than the file's: converted on the way
+    memory = [parameter.data_ptr() for parameter in second.parameters()]
+    with CheckpointManager(tmp_path, model=second, optimizer=SGD(second.parameters(), lr=0.1)) as checkpoints:
+        checkpoints.restore()
+    assert [parameter.data_ptr() for parameter in second.parameters()] == memory
+    for saved, loaded in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(saved.to(loaded.dtype), loaded)
+    assert second[3].seen == 1

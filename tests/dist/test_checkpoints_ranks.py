@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch import nn
 
 from phalanx.dist import checkpoint_files as files
 from phalanx.dist.checkpoints import CheckpointError
-from phalanx.dist.world import gather_objects
+from phalanx.dist.world import all_reduce_sum, gather_objects
 from tests.dist.checkpoint_runs import OPTIMIZERS, Run
 from tests.ranks import RankRunner
 
@@ -54,6 +55,64 @@ def test_a_run_saved_on_two_ranks_goes_on_on_one_two_and_three(run_ranks: RankRu
             assert step == 5
             for found, value in zip(weights, expected, strict=True):
                 assert found == pytest.approx(value, abs=1e-12)
+
+
+def _train_and_save(folder: Path, strategy: str) -> dict[str, list[float]]:
+    """Five steps, a save, and the loss and weights after four more, for each optimizer."""
+    found = {}
+    for optimizer in OPTIMIZERS:
+        run = Run(folder / f"{strategy}-{optimizer}", optimizer, strategy=strategy)
+        found[f"{strategy}-{optimizer}"] = _losses(run, save_at=5)[5:]
+        run.checkpoints.close()
+    return found
+
+
+def _losses(run: Run, save_at: int | None = None) -> list[float]:
+    """Of the steps up to the ninth over all samples of each: weights, optimizer, scheduler and order have a part in them."""
+    losses = []
+    while run.loader.progress.step < 9:
+        for x, y in run.loader:
+            loss = nn.functional.cross_entropy(run.model(x), y)
+            run.optimizer.zero_grad()
+            loss.backward()
+            run.optimizer.step()
+            run.scheduler.step()
+            total, count = all_reduce_sum(loss.item() * run.loader.local_count, run.loader.local_count)
+            losses.append(total / count)
+            if run.loader.progress.step == save_at:
+                run.checkpoints.save()
+            if run.loader.progress.step >= 9:
+                break
+    return losses
+
+
+def _resume(folder: Path, name: str, strategy: str) -> list[float]:
+    run = Run(folder / name, name.partition("-")[2], strategy=strategy)
+    assert run.checkpoints.restore().step == 5
+    losses = _losses(run)
+    run.checkpoints.close()
+    return losses
+
+
+def _pairs_on_two(rank: int, world_size: int, folder: str) -> Any:
+    saved = {**_train_and_save(Path(folder), "ddp"), **_train_and_save(Path(folder), "fsdp")}
+    resumed = {
+        f"{name}>{strategy}": _resume(Path(folder), name, strategy)
+        for strategy in ("ddp", "fsdp")
+        for name in (*saved, *(f"single-{optimizer}" for optimizer in OPTIMIZERS))
+    }
+    return saved, resumed
+
+
+def test_what_one_strategy_saves_every_other_resumes(run_ranks: RankRunner, tmp_path: Path) -> None:
+    """24 pairs: saved and resumed by single, ddp and fsdp (3 x 3 less single by itself), three optimizers each."""
+    saved = _train_and_save(tmp_path, "single")
+    (on_two, resumed), _ = run_ranks(_pairs_on_two, str(tmp_path), world_size=2, timeout_s=120)
+    saved |= on_two
+    resumed |= {f"{name}>single": _resume(tmp_path, name, "single") for name in on_two}
+    assert len(resumed) == 24
+    for pair, losses in resumed.items():
+        assert losses == pytest.approx(saved[pair.partition(">")[0]], rel=1e-10), pair
 
 
 def _fail_on_rank_zero(rank: int, world_size: int, folder: str) -> Any:
@@ -256,7 +315,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
 
 
 def _peer_dies(rank: int, world_size: int, folder: str) -> Any:
-    run = Run(Path(folder))
+    run = Run(Path(folder), patience_s=2)
     run.train(2, save_each=2)
     gather_objects(None)
     run.train(3)
