@@ -26,7 +26,7 @@ class World:
         local_world_size: Number of ranks on this node.
         device: The device of this rank; CUDA's current device when it is one.
         backend: The group's backend as torch names it; None without a group (a single process).
-        source: What told: ``torchrun``, ``slurm``, ``single``, or ``adopted`` for a group that was there.
+        source: What told: ``torchrun``, ``mpi``, ``slurm``, ``single``, or ``adopted`` for a group that was there.
     """
 
     rank: int

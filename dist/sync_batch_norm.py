@@ -171,7 +171,7 @@ def convert_sync_batchnorm(model: nn.Module, loader: Any = None) -> nn.Module:
         converted = SyncBatchNorm.__new__(SyncBatchNorm)
         converted.__dict__.update(model.__dict__)
         converted.counts = _Counts(loader)
-        converted.origin = type(model)
+        converted.origin = cast("type[_BatchNorm]", type(model))
         return converted
     for name, child in model.named_children():
         setattr(model, name, convert_sync_batchnorm(child, loader))

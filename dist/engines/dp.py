@@ -136,7 +136,8 @@ class ChunkedDataParallel(nn.DataParallel[nn.Module]):
             outputs = [self._run(self.module, *inputs[0], **named[0])]
         else:
             replicas = self.replicate(self.module, self.device_ids[: len(sizes)])
-            outputs = parallel_apply([_Replica(self._run, each) for each in replicas], inputs, named, devices)  # type: ignore[arg-type]
+            runners: list[Any] = [_Replica(self._run, each) for each in replicas]
+            outputs = parallel_apply(runners, inputs, named, devices)
         return join(outputs, sizes, devices[0])
 
     def _run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:

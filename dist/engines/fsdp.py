@@ -288,9 +288,9 @@ def _shares(block: nn.Module, uses: Counter[int]) -> bool:
     return any(uses[param] > count for param, count in inside.items())
 
 
-def _sum_only(part: nn.Module) -> None:
+def _sum_only(part: Any) -> None:
     """Gloo has no averaging all-reduce."""
-    if hasattr(part, "set_force_sum_reduction_for_comms"):
+    if hasattr(part, "set_force_sum_reduction_for_comms"):  # torch >= 2.8
         part.set_force_sum_reduction_for_comms(True)
 
 
@@ -306,7 +306,7 @@ def _take_part_unused(sharded: FSDPModule) -> None:
 def _whole(value: Any) -> Any:
     if not isinstance(value, DTensor):
         return value
-    return value.full_tensor()  # type: ignore[operator]  # mypy takes it for an attribute of Tensor
+    return value.full_tensor()
 
 
 def _sharded_as(value: Any, like: Any) -> Any:

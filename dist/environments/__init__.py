@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from phalanx.dist.environments import single, slurm, torchrun
+from phalanx.dist.environments import accelerate_launch, mpi, single, slurm, torchrun
 from phalanx.dist.environments.rank_environment import InvalidRankEnvironment, RankEnvironment
 
 __all__ = ["InvalidRankEnvironment", "RankEnvironment", "detect"]
@@ -14,8 +14,8 @@ __all__ = ["InvalidRankEnvironment", "RankEnvironment", "detect"]
 def detect(environ: Mapping[str, str] | None = None) -> RankEnvironment:
     """This process's place among the ranks, from the first launcher that speaks up.
 
-    In order: torchrun's ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` when all three are set; the task of a Slurm step;
-    torchrun's again, which then must name a place on their own; one process. So a torchrun inside
+    In order: torchrun's ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` when all three are set; the process of an MPI job
+    (Open MPI, MVAPICH, PMI); the task of a Slurm step; torchrun's again, which then must name a place on their own; one process. So a torchrun inside
     ``srun`` is torchrun's, and ``WORLD_SIZE`` alone in a Slurm script is completed from the step, if it agrees.
 
     >>> detect({}).source
@@ -37,22 +37,10 @@ def detect(environ: Mapping[str, str] | None = None) -> RankEnvironment:
     found = None
     if all(torchrun.is_set(environ, name) for name in torchrun.IDENTITY):
         found = torchrun.from_environ(environ)
-    found = found or slurm.from_environ(environ) or torchrun.from_environ(environ)
+    found = (
+        found or mpi.from_environ(environ) or slurm.from_environ(environ) or torchrun.from_environ(environ)
+    )
     if found is None:
-        _refuse_mpi(environ)
+        accelerate_launch.refuse_lone_process(environ)
         found = single.single()
     return found
-
-
-def _refuse_mpi(environ: Mapping[str, str]) -> None:
-    """mpirun's processes must not each take themselves for the only one."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE"):
-        size = environ.get(name, "").strip()
-        if size.isdigit() and int(size) > 1:
-            raise InvalidRankEnvironment(
-                f"{name}={size}: started by MPI, which this version does not read, and RANK, WORLD_SIZE and LOCAL_RANK "
-                "are not set.\n"
-                f"There would be {size} separate runs.\n"
-                "Fix: start with `phalanx run`, torchrun or srun, or export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
-                "MASTER_PORT from mpirun's variables"
-            )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Source = Literal["torchrun", "slurm", "single"]
+Source = Literal["torchrun", "mpi", "slurm", "single"]
 
 
 class InvalidRankEnvironment(ValueError):
@@ -58,6 +58,27 @@ class RankEnvironment:
                 f"{self.source}: local rank {self.local_rank} is outside this node's {limit} ranks.\n"
                 "It would be given a device that another rank uses, or none.\n"
                 "Fix: LOCAL_RANK counts from 0 on each node; it is not RANK."
+            )
+
+
+def refuse_contradictions(environ: Mapping[str, str], found: RankEnvironment, whose: str) -> None:
+    """Raise when RANK, WORLD_SIZE or LOCAL_RANK, exported by hand, say something else than the launcher.
+
+    Args:
+        environ: The variables to read.
+        found: What the launcher says.
+        whose: Of which process, as in "this Slurm task's".
+    """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    for name, value in zip(names, (found.rank, found.world_size, found.local_rank), strict=True):
+        given = read_int(environ, name)
+        if given is not None and given != value:
+            missing = [other for other in names if not environ.get(other, "").strip()]
+            raise InvalidRankEnvironment(
+                f"{name}={given}, but {whose} is {value}, and {', '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} missing.\n"
+                "Libraries that read one or the other would disagree about the world.\n"
+                f"Fix: unset {name}, and let it be taken from the launcher"
             )
 
 

@@ -11,8 +11,9 @@ from phalanx.dist.environments.rank_environment import (
     InvalidRankEnvironment,
     RankEnvironment,
     read_int,
+    refuse_contradictions,
 )
-from phalanx.dist.environments.torchrun import IDENTITY, is_set, refuse_loopback_across_nodes
+from phalanx.dist.environments.torchrun import is_set, refuse_loopback_across_nodes
 
 MAX_HOSTS = 65536  # Slurm's own limit; a slip like node[1-10000000000] must not fill the memory
 # Below Linux's ephemeral ports (32768 and up) and Kubernetes' node ports, off torch's 29500.
@@ -185,7 +186,7 @@ def from_environ(environ: Mapping[str, str]) -> RankEnvironment | None:
         master_port=read_int(environ, "MASTER_PORT", minimum=1, maximum=65535) or master_port(environ),
         source="slurm",
     )
-    _refuse_contradictions(environ, found)
+    refuse_contradictions(environ, found, "this Slurm task's")
     return found
 
 
@@ -252,17 +253,3 @@ def _warn_of_fewer_tasks(environ: Mapping[str, str], world_size: int) -> None:
             f"Fix: drop --ntasks, or ask for --ntasks={per_node}",
             stacklevel=2,
         )
-
-
-def _refuse_contradictions(environ: Mapping[str, str], found: RankEnvironment) -> None:
-    """RANK, WORLD_SIZE or LOCAL_RANK exported by hand must say what the step says."""
-    for name, value in zip(IDENTITY, (found.rank, found.world_size, found.local_rank), strict=True):
-        given = read_int(environ, name)
-        if given is not None and given != value:
-            missing = [other for other in IDENTITY if not is_set(environ, other)]
-            raise InvalidRankEnvironment(
-                f"{name}={given}, but this Slurm task's is {value}, and {', '.join(missing)} "
-                f"{'is' if len(missing) == 1 else 'are'} missing.\n"
-                "Libraries that read one or the other would disagree about the world.\n"
-                f"Fix: unset {name}, and let it be taken from Slurm"
-            )
