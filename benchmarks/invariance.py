@@ -22,7 +22,6 @@ import socket
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -165,8 +164,6 @@ def cost(rank: int, blocks: int, width: int) -> list[list[float]]:
 
 
 def _rank_main(rank: int, world_size: int, port: int, out: str, function: Any, *args: Any) -> None:
-    # torch 2.14 renames all_gather_into_tensor and others, and says so on every call of its own.
-    warnings.filterwarnings("ignore", category=FutureWarning)
     torch.set_num_threads(1)
     if world_size > 1:
         os.environ.update(

@@ -30,6 +30,7 @@ CASES: list[dict[str, Any]] = [
     {"virtual_ranks": 8, "steps": 12, "optimizer": "sgd", "batch": 19, "micro": 2},
     {"virtual_ranks": 6, "steps": 12, "optimizer": "adam", "batch": 32, "max_grad_norm": None},
     {"virtual_ranks": 4, "steps": 6, "optimizer": "sgd", "batch": 32, "precision": "bf16"},
+    {"virtual_ranks": 4, "steps": 4, "optimizer": "adam", "batch": 32, "precision": "fp16", "num_threads": 2},
 ]
 
 

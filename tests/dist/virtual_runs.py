@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +128,6 @@ class VirtualRun:
 
 def run(virtual_ranks: int, steps: int, **options: Any) -> list[Any]:
     """Losses of all steps and the bits at the end."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch 2.14 about names of its own
-        made = VirtualRun(virtual_ranks, **options)
-        made.train(steps)
+    made = VirtualRun(virtual_ranks, **options)
+    made.train(steps)
     return [made.losses, made.bits()]
