@@ -14,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.dist import gpu_locks
-from phalanx.dist.devices import InvalidVisibleDevices, VisibleDevices, select_devices, visible_devices
+from phalanx.dist.devices import (
+    InvalidVisibleDevices,
+    VisibleDevices,
+    select_devices,
+    visible_devices,
+    visible_devices_per_rank,
+)
 from phalanx.dist.gpus import Gpu, nvml_inventory
 
 A, B, C, D = (f"GPU-{letter * 8}-1111-2222-3333-444444444444" for letter in "abcd")
@@ -292,7 +298,8 @@ def test_a_gpu_is_held_until_the_job_ends(locks: Path) -> None:
     try:
         assert job.stdout.readline() == "held\n"
         assert choose("auto:2", locks)[1]["CUDA_VISIBLE_DEVICES"] == "1,2"
-        assert choose("0", locks)[1]["CUDA_VISIBLE_DEVICES"] == "0"  # by number: on purpose
+        with pytest.warns(UserWarning, match="GPU 0 is held by another job"):
+            assert choose("0", locks)[1]["CUDA_VISIBLE_DEVICES"] == "0"  # by number: on purpose
         with pytest.raises(InvalidVisibleDevices, match=rf"GPU 0: held by another job \(process {job.pid}\)"):
             choose("auto:4", locks)
     finally:
@@ -398,3 +405,84 @@ def test_cuda_agrees() -> None:
         environ = {**os.environ, "CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         shown = int(subprocess.check_output([sys.executable, "-c", code], env=environ, text=True))
         assert len(visible_devices(environ, gpus)) == shown, value
+
+
+# ---- bad input
+
+ANYTHING = st.one_of(
+    st.none(), st.integers(), st.floats(), st.booleans(), st.binary(), st.lists(st.integers())
+)
+
+
+@given(ANYTHING.filter(lambda value: not isinstance(value, str)))
+def test_a_choice_that_is_no_text(value: object) -> None:
+    with pytest.raises(ValueError, match=r"select_devices\((.|\n)*Fix: "):
+        select_devices(value, {}, FOUR)  # type: ignore[arg-type]
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_choice_or_a_mistake(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    variables: dict[str, str] = {}
+    folder = tmp_path_factory.getbasetemp() / "any-text"
+    mistake = ""
+    try:
+        found = select_devices(text, variables, FOUR, folder)
+    except InvalidVisibleDevices as error:
+        mistake = str(error)
+    finally:
+        for uuid in list(gpu_locks._held):
+            gpu_locks.release(uuid)
+    if mistake:
+        assert "Fix: " in mistake
+        assert variables == {}
+    else:
+        assert len(found) == len([entry for entry in variables["CUDA_VISIBLE_DEVICES"].split(",") if entry])
+
+
+@pytest.mark.parametrize("inventory", ["4", 1.5, True, [1], [Gpu(0), Gpu(0)], [Gpu(1)], {0: A}])
+def test_bad_inventories(inventory: object) -> None:
+    with pytest.raises(ValueError, match="inventory"):
+        visible_devices({}, inventory)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("environ", [3, "CUDA_VISIBLE_DEVICES=1", {"CUDA_VISIBLE_DEVICES": 1}])
+def test_bad_environments(environ: object) -> None:
+    with pytest.raises(ValueError, match="environ: a mapping"):
+        visible_devices(environ, 4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="environ: a mapping"):
+        visible_devices_per_rank(1, environ, 4)  # type: ignore[arg-type]
+
+
+@given(ANYTHING)
+def test_any_index_is_a_device_or_a_mistake(index: object) -> None:
+    found = see("2,0")
+    for ask, known in ((found.to_physical, {0: 2, 1: 0}), (found.to_logical, {2: 0, 0: 1})):
+        if (
+            isinstance(index, (int, float))
+            and index in known
+            and (isinstance(index, int) or ask == found.to_logical)
+        ):
+            assert ask(index) == known[index]  # type: ignore[arg-type,index]
+        else:
+            with pytest.raises(InvalidVisibleDevices, match="Fix: "):
+                ask(index)  # type: ignore[arg-type]
+
+
+def test_each_rank_gets_one_mig_instance() -> None:
+    both = {"CUDA_VISIBLE_DEVICES": f"{MIG_2}, MIG-1"}
+    assert visible_devices_per_rank(2, both, WITH_MIG) == [MIG_2, MIG_1]
+    assert visible_devices_per_rank(1, both, WITH_MIG) == [MIG_2]
+    assert visible_devices_per_rank(2, {"CUDA_VISIBLE_DEVICES": "0,1"}, WITH_MIG) is None
+    assert visible_devices_per_rank(2, {}, WITH_MIG) is None
+    with pytest.raises(InvalidVisibleDevices, match=r"2 MIG instances for 3 ranks(.|\n)*Fix: start 2 ranks"):
+        visible_devices_per_rank(3, both, WITH_MIG)
+    with pytest.raises(InvalidVisibleDevices, match="is there twice"):
+        visible_devices_per_rank(1, {"CUDA_VISIBLE_DEVICES": f"{MIG_1},MIG-1"}, WITH_MIG)
+    with pytest.raises(InvalidVisibleDevices, match="fits 0 of this node's 2 MIG instances"):
+        visible_devices_per_rank(1, {"CUDA_VISIBLE_DEVICES": "MIG-7"}, WITH_MIG)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 1.0, "2", None, True])
+def test_bad_numbers_of_ranks(ranks: object) -> None:
+    with pytest.raises(ValueError, match="local_world_size="):
+        visible_devices_per_rank(ranks, {}, 2)  # type: ignore[arg-type]
