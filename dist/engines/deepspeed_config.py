@@ -96,7 +96,15 @@ def make_config(
     >>> make_config({"zero_optimization": {"stage": 1}}, world_size=2, precision="fp32", max_grad_norm=None)[
     ...     "gradient_clipping"]
     0.0
+
+    Raises:
+        ValueError: 16-bit weights without ZeRO, which DeepSpeed would train without fp32 masters.
     """
+    if precision != "fp32" and asked.get("zero_optimization", {}).get("stage", 0) == 0:
+        raise ValueError(
+            f"precision={precision!r} with zero_stage=0: DeepSpeed would keep no fp32 weights, and small updates would be lost.\n"
+            "Fix: zero_stage=1, or strategy='ddp'"
+        )
     config = dict(asked)
     told = {name: config[name] for name in _OURS if name in config}
     if told:

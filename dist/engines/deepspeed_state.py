@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -43,7 +44,6 @@ class ZeroState:
     def load_model(self, state: Mapping[str, Tensor]) -> None:
         """Put back what `model` returned."""
         from deepspeed import zero
-        from deepspeed.utils import safe_set_full_fp32_param
 
         own = self._module.state_dict()
         missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
@@ -61,8 +61,7 @@ class ZeroState:
                 else:
                     param.data.copy_(value)
                 if self._is_master(param):
-                    wide = value.to(param.device, torch.float32, copy=True)
-                    safe_set_full_fp32_param(param, wide)
+                    self._set(param, value)
 
     def optimizer(self) -> dict[str, Any]:
         """The optimizer's state dict, parameters numbered as in the user's groups."""
@@ -96,10 +95,8 @@ class ZeroState:
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Put back what `optimizer` returned."""
         if self._is_plain():
-            self._optimizer.load_state_dict(dict(state))
+            self._optimizer.load_state_dict(copy.deepcopy(dict(state)))  # torch keeps the tensors it is given
             return
-        from deepspeed.utils import safe_set_full_optimizer_state
-
         for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
         numbers = [number for group in state["param_groups"] for number in group["params"]]
@@ -117,27 +114,48 @@ class ZeroState:
             param = self._params[name]
             for key, value in saved.items():
                 if isinstance(value, Tensor) and value.dim() > 0:
-                    wide = value.detach().to(param.device, torch.float32, copy=True)
-                    safe_set_full_optimizer_state(param, wide, key)
+                    self._set(param, value, key)
 
     def _is_plain(self) -> bool:
         """Stage 0 in fp32: the user's own optimizer over the user's own parameters."""
         return self._engine.optimizer is self._optimizer
 
     def _is_master(self, param: nn.Parameter) -> bool:
-        return hasattr(param, "_hp_mapping") or (hasattr(param, "ds_id") and hasattr(param, "_z3_optimizer"))
+        kept = hasattr(param, "_hp_mapping") or (hasattr(param, "ds_id") and hasattr(param, "_z3_optimizer"))
+        return param.requires_grad and kept
 
     def _whole(self, param: nn.Parameter) -> Tensor:
         from deepspeed import zero
         from deepspeed.utils import safe_get_full_fp32_param
 
-        if self._is_master(param) and param.requires_grad:
+        if self._is_master(param):
             value: Tensor = safe_get_full_fp32_param(param)
             return value
         if self._stage == 3:
             with zero.GatheredParameters([param]):
                 return param.detach().clone()
         return param.detach()
+
+    def _set(self, param: nn.Parameter, value: Tensor, key: str | None = None) -> None:
+        """Put a whole tensor where DeepSpeed keeps this rank's part of it: the fp32 weight, or the optimizer's ``key``."""
+        from deepspeed import utils
+
+        flat = value.detach().to(param.device, torch.float32, copy=True)
+        if self._stage < 3:
+            if key is None:
+                utils.safe_set_full_fp32_param(param, flat)
+            else:
+                utils.safe_set_full_optimizer_state(param, flat, key)
+            return
+        # Stage 3's own function for whole tensors fails where the last part is padded.
+        kept = utils.safe_get_local_fp32_param(param)
+        part, size, rank = torch.zeros_like(kept), kept.numel(), dist.get_rank()
+        mine = flat.reshape(-1)[rank * size : (rank + 1) * size]
+        part[: mine.numel()] = mine
+        if key is None:
+            utils.safe_set_local_fp32_param(param, part)
+        else:
+            utils.safe_set_local_optimizer_state(param, part, key)
 
     def _parts(self) -> list[nn.Parameter]:
         """DeepSpeed's own flat parameters, this rank's part of each group."""

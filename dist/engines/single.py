@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,7 +109,9 @@ class SingleEngine:
         """
         self._refuse_within_a_step()
         self.unwrap().load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(
+            copy.deepcopy(state["optimizer"])
+        )  # torch keeps the tensors it is given
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
 
