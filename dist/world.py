@@ -31,6 +31,7 @@ from phalanx.dist.membership import (
     single_world,
     world_or_single,
 )
+from phalanx.dist.order_audit import watch_orders
 from phalanx.dist.rank_device import (
     choose_device,
     gpu_identity,
@@ -121,6 +122,7 @@ def init_world(
         world = enter(adopt(device, timeout_s)).world
         _refuse_other_backend(world, backend, device)
         start_first_audit()
+        watch_orders()
         return world
     found = detect()
     joined = (
@@ -130,6 +132,7 @@ def init_world(
     )
     world = enter(joined).world
     start_first_audit()
+    watch_orders()
     warn_of_late_threads()
     logger.info("%s", describe(world))
     return world

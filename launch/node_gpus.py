@@ -64,7 +64,10 @@ def node_gpus(
     if len(instances) > 1:
         return NodeGpus(
             every=tuple(every.values()),
-            visible=tuple(replace(every[index], uuid=uuid) for index, uuid in instances),
+            visible=tuple(
+                replace(every[index], uuid=uuid, users=_instance_users(uuid, gpus, lock_folder))
+                for index, uuid in instances
+            ),
             notes=("each rank gets one MIG instance; collectives between them are not generally supported.",),
             one_per_process=True,
         )
@@ -92,7 +95,6 @@ def _mig_instances(value: str, gpus: Sequence[Gpu]) -> list[tuple[int, str]]:
 
 def users_of(gpu: Gpu, lock_folder: Path | None = None) -> tuple[str, ...]:
     """Who uses a GPU: processes that compute on it, or a job that holds it; empty when it is idle."""
-    from phalanx.dist import gpu_locks
     from phalanx.dist.devices import why_busy
 
     if gpu.processes and gpu.compute_mode != "prohibited":
@@ -104,7 +106,19 @@ def users_of(gpu: Gpu, lock_folder: Path | None = None) -> tuple[str, ...]:
             if gpu.compute_mode == "prohibited"
             else f"a process not seen here ({reason})",
         )
-    name = lock_name(gpu.index, gpu.uuid)
+    return _held_by_a_job(lock_name(gpu.index, gpu.uuid), lock_folder)
+
+
+def _instance_users(uuid: str, gpus: Sequence[Gpu], lock_folder: Path | None) -> tuple[str, ...]:
+    """Who uses a MIG instance: its neighbours on the GPU do not count."""
+    if any(uuid in gpu.busy_migs for gpu in gpus):
+        return ("a process in it",)
+    return _held_by_a_job(uuid, lock_folder)
+
+
+def _held_by_a_job(name: str, lock_folder: Path | None) -> tuple[str, ...]:
+    from phalanx.dist import gpu_locks
+
     try:
         if not gpu_locks.hold(name, lock_folder):
             pid = gpu_locks.holder(name, lock_folder)

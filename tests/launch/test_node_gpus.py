@@ -84,6 +84,13 @@ def test_who_uses_a_gpu(tmp_path: Path, gpu: Gpu, words: tuple[str, ...]) -> Non
     assert users_of(gpu, tmp_path) == words
 
 
+def test_a_busy_instance_does_not_make_its_neighbour_busy(tmp_path: Path) -> None:
+    one, other = "MIG-1", "MIG-2"
+    gpus = [Gpu(0, "GPU-00", processes=(1,), mig_uuids=(one, other), busy_migs=(one,))]
+    found = facts(tmp_path, gpus, CUDA_VISIBLE_DEVICES=f"{one},{other}")
+    assert [(gpu.uuid, gpu.users) for gpu in found.visible] == [(one, ("a process in it",)), (other, ())]
+
+
 def test_a_process_is_named_with_its_user(tmp_path: Path) -> None:
     (words,) = users_of(Gpu(0, "GPU-00", processes=(os.getpid(),)), tmp_path)
     assert f"(pid {os.getpid()}, " in words
