@@ -148,15 +148,24 @@ def _make(setting: Setting, precision: Precision) -> Any:
         raise ValueError(
             "precision='fp16': Accelerate has it on GPUs only, and this rank is on the CPU.\nFix: precision='bf16'"
         )
-    accelerator = Accelerator(
-        cpu=setting.device.type == "cpu",
-        mixed_precision="no" if precision == "fp32" else precision,
-        gradient_accumulation_steps=1,
-        # Buffers are rank 0's after each step instead, see SharedBuffers.
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-        ],
-    )
+    # Buffers are rank 0's after each step, see SharedBuffers, rather than in each forward.
+    handler = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+    mixed = "no" if precision == "fp32" else precision
+    try:
+        accelerator = Accelerator(
+            cpu=setting.device.type == "cpu",
+            mixed_precision=mixed,
+            gradient_accumulation_steps=1,
+            kwargs_handlers=[handler],
+        )
+    except ValueError as error:
+        if "already been initialized" not in str(error):
+            raise
+        raise ValueError(
+            f"precision={precision!r}: an Accelerator made before in this process has another precision or device, and Accelerate "
+            "keeps one for all of a process.\n"
+            f"Fix: one precision for all, or make the first with Accelerator(mixed_precision={mixed!r})"
+        ) from error
     if accelerator.gradient_accumulation_steps != 1:  # the launcher's variable goes before the argument
         logger.info(
             "parallelize: gradient_accumulation_steps=%d of accelerate launch: the loader's micro_batch_size decides on that",
