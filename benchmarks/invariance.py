@@ -195,10 +195,11 @@ def on_ranks(world_size: int, function: Any, *args: Any) -> list[Any]:
         return values
 
 
-def measure_equality(steps: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure_equality(only: list[int], steps: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """One row for each number of virtual ranks and optimizer."""
     rows = []
-    for virtual_ranks, world_sizes in RUNS.items():
+    for virtual_ranks in only:
+        world_sizes = RUNS[virtual_ranks]
         for optimizer in OPTIMIZERS:
             found = {w: on_ranks(w, train, steps, virtual_ranks, optimizer) for w in world_sizes}
             different = {(rank["losses"], rank["weights"]) for ranks in found.values() for rank in ranks}
@@ -244,7 +245,8 @@ def measure_cost(blocks: int, say: Callable[[str], None]) -> list[dict[str, Any]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="of each run; 0: no equality")
+    parser.add_argument("--virtual-ranks", type=int, nargs="+", choices=list(RUNS), default=list(RUNS))
     parser.add_argument(
         "--blocks", type=int, default=30, help=f"paired blocks of {STEPS_PER_BLOCK} steps; 0: no cost"
     )
@@ -254,7 +256,7 @@ def main() -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr if options.json else sys.stdout, flush=True)
 
-    equality = measure_equality(options.steps, say) if options.steps else []
+    equality = measure_equality(options.virtual_ranks, options.steps, say) if options.steps else []
     costs = measure_cost(options.blocks, say) if options.blocks else []
     result = {
         "equality": equality,

@@ -54,7 +54,10 @@ def _playable(virtual_ranks: int, world_size: int) -> bool:
 
 @pytest.fixture(scope="module")
 def on_one_rank() -> list[Any]:
-    return _runs(0, 1)
+    threads = torch.get_num_threads()
+    found = _runs(0, 1)
+    torch.set_num_threads(threads)
+    return found
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
