@@ -70,7 +70,7 @@ def run(spec: RunSpec) -> int | WorkerMain:
 
     Returns:
         0 all ranks finished; 1 a rank failed (the report is on stderr and in ``failure.json``);
-        2 a port that was asked for is taken; 3 phalanx itself could not go on; 75 all ranks saved
+        2 a port that was asked for is taken, or the script did not take its arguments; 3 phalanx itself could not go on; 75 all ranks saved
         and left; 130 interrupted; 143 another signal asked for the end; 141 nobody reads our stdout.
     """
     launcher = os.getpid()
@@ -271,6 +271,13 @@ class _Run:
                 write_json(failure_file, failure_json(failures))
             except OSError:
                 failure_file = None
+        if all(failure.exit_code == EXIT_USAGE and not failure.exception for failure in failures):
+            # What argparse, click and our recipes do about arguments they cannot take; their message is shown.
+            output.say(
+                f"phalanx run: {self._spec.target.display} does not take these arguments (rank {failures[0].rank} "
+                f"ended with exit code 2, its message is above). Log: {failures[0].log}"
+            )
+            return EXIT_USAGE
         output.say(format_report(failures, attempts=self._spec.max_restarts + 1, failure_file=failure_file))
         return EXIT_FAILED
 

@@ -308,13 +308,22 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+def _torchvision_for(torch_version: str) -> str:
+    """What to ask pip for beside this torch: each torchvision pins one torch, and any other replaces it.
+
+    torch 2.N goes with torchvision 0.(N + 15): https://github.com/pytorch/vision#installation
+    """
+    major, minor = torch_version.split(".")[:2]
+    return f"'torchvision==0.{int(minor) + 15}.*'" if major == "2" else "'phalanx[torchvision]'"
+
+
 def _torchvision_download(name: str, folder: Path) -> None:
     try:
         from torchvision import datasets
     except ImportError:
         raise SettingsError(
             "--download: torchvision, which knows where the files are, is not installed.\n"
-            "Fix: pip install 'phalanx[torchvision]', or --data digits, which needs no download"
+            f"Fix: pip install {_torchvision_for(torch.__version__)}, or --data digits, which needs no download"
         ) from None
     try:
         getattr(datasets, TORCHVISION_NAMES[name])(folder, download=True)

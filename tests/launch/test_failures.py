@@ -383,3 +383,20 @@ def test_survivors_are_dead_within_a_second(launcher: Launcher) -> None:
     wait_until(lambda: not os.path.exists(f"/proc/{files[0].read_text()}"), "death of rank 0", 1.0)
     process.communicate(timeout=30)
     assert process.returncode == 1
+
+
+def test_arguments_that_the_script_refuses_are_a_usage_mistake_and_no_crash(launcher: Launcher) -> None:
+    script = launcher.script(
+        """
+        import argparse
+        parser = argparse.ArgumentParser(prog="train")
+        parser.add_argument("--epochs", type=int)
+        parser.parse_args()
+        """
+    )
+    done = launcher.run(script, "--epochs", "many")
+    assert done.returncode == 2
+    assert "train: error: argument --epochs: invalid int value: 'many'" in done.stderr
+    assert "script does not take these arguments" in done.stderr
+    assert "First failure" not in done.stderr
+    assert launcher.failure()["first"]["exit_code"] == 2

@@ -168,3 +168,11 @@ def test_made_up_images_are_the_same_everywhere() -> None:
     first, second = (datasets.load("fake", "nowhere", False, 0.1, 0) for _ in range(2))
     assert torch.equal(first.train.images, second.train.images)
     assert first.train.labels[:8].tolist() == second.train.labels[:8].tolist()
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "expected"),
+    [("2.6.0", "0.21"), ("2.14.1+cu130", "0.29"), ("2.9.1a0+git", "0.24")],
+)
+def test_the_torchvision_that_belongs_to_this_torch_is_named(torch_version: str, expected: str) -> None:
+    assert datasets._torchvision_for(torch_version) == f"'torchvision=={expected}.*'"
