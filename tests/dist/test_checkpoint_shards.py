@@ -153,6 +153,7 @@ def _two_ranks(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     for _ in range(2):
         job.step()
         job.checkpoints.maybe_save()
+    job.checkpoints.wait()
     write = files.write_tensors
     if rank == 1:
         files.write_tensors = _full  # type: ignore[assignment]

@@ -61,7 +61,7 @@ def _cases(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def _rates() -> list[float]:
-    """lib-148: a scheduler steps once for each optimizer step, whatever the world size."""
+    """a scheduler steps once for each optimizer step, whatever the world size."""
     loader = ShardLoader(runs.data(), global_batch_size=runs.BATCH, shuffle=True)
     model = runs.net()
     optimizer = runs.sgd(model.parameters())

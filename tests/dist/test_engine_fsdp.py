@@ -150,7 +150,7 @@ def _many(rank: int, world_size: int) -> dict[str, Any]:
     runs.train(engine, loader, epochs=1)
     found["resumed"] = runs.weights(engine) == after
 
-    # lib-145: not inside a step, neither through the engine nor around it
+    # not inside a step, neither through the engine nor around it
     loss = model(torch.ones(2, 5, dtype=torch.float64)).sum()
     for load in (lambda: engine.load(saved), lambda: model.load_state_dict(model.state_dict())):
         with pytest.raises(RuntimeError, match="inside a step"):
@@ -164,7 +164,7 @@ def _many(rank: int, world_size: int) -> dict[str, Any]:
         model(torch.ones(2, 5, dtype=torch.float64))
     engine.load(saved)
 
-    # lib-150
+  
     with pytest.warns(UserWarning, match="parallel already"):
         again = parallelize(model, optimizer, "fsdp")
     found["again"] = again == (model, optimizer, engine)
@@ -180,7 +180,7 @@ def _many(rank: int, world_size: int) -> dict[str, Any]:
     stale = SGD(old.parameters(), lr=0.1)
     fully_shard(old, mesh=mesh)
     with pytest.warns(UserWarning), pytest.raises(ValueError, match="not the model's"):
-        parallelize(old, stale)  # lib-142
+        parallelize(old, stale)
     lbfgs = runs.net()
     with pytest.raises(ValueError, match="LBFGS keeps parameters in _params"):
         parallelize(lbfgs, torch.optim.LBFGS(lbfgs.parameters()), "fsdp")
@@ -245,7 +245,7 @@ def _unused() -> list[Any]:
 
 
 def _tokens(rank: int) -> list[float]:
-    """lib-143: 10 tokens of sum 20 on rank 0, 30 tokens of sum 30 on rank 1."""
+    """10 tokens of sum 20 on rank 0, 30 tokens of sum 30 on rank 1."""
     model, _, engine = parallelize(nn.Linear(1, 1, bias=False), lambda p: SGD(p, lr=1.0), "fsdp")
     count, total = (10, 20.0) if rank == 0 else (30, 30.0)
     before = runs.weights(engine)[0]

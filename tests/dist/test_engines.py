@@ -195,7 +195,7 @@ def test_states_go_out_and_in_between_steps() -> None:
     after = copy.deepcopy(engine.export())
     engine.load(saved)
     step()
-    with pytest.raises(RuntimeError, match=r"engine.load\(\) inside a step"):  # lib-145
+    with pytest.raises(RuntimeError, match=r"engine.load\(\) inside a step"):
         engine.load(saved)
     engine.step()
     again = engine.export()

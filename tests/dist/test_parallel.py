@@ -124,7 +124,7 @@ def test_weights_do_not_depend_on_the_number_of_ranks(
         for case, (weights, ran, reductions) in zip(CASES, found, strict=True):
             assert ran == steps, case
             assert weights == pytest.approx(one_rank[case], rel=0, abs=1e-9), case
-            # One bucket here: one all-reduce per optimizer step, however many micro steps (lib-138).
+            # One bucket here: one all-reduce per optimizer step, however many micro steps.
             assert reductions == (steps if world_size > 1 else 0), case
 
 
@@ -197,7 +197,7 @@ def _tokens(rank: int, world_size: int) -> list[float]:
 
 
 def test_token_means_are_global(run_ranks: RankRunner) -> None:
-    # lib-143: not the mean of means, 1.5
+    # not the mean of means, 1.5
     assert run_ranks(_tokens, world_size=2) == [[pytest.approx(1.25)]] * 2
 
 
@@ -238,7 +238,7 @@ def _around_the_wrapper(rank: int, world_size: int) -> None:
 
 @pytest.mark.parametrize("function", [_all_in_no_sync, _around_the_wrapper])
 def test_gradients_that_were_not_reduced_are_refused(run_ranks: RankRunner, function) -> None:
-    with pytest.raises(RankError, match="gradients that were not reduced over the ranks"):  # lib-139, lib-129
+    with pytest.raises(RankError, match="gradients that were not reduced over the ranks"):
         run_ranks(function, world_size=2)
 
 
@@ -287,7 +287,7 @@ def test_bad_options() -> None:
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
     net = _net()
-    other = SGD(copy.deepcopy(net).parameters(), lr=0.1)  # lib-142
+    other = SGD(copy.deepcopy(net).parameters(), lr=0.1)
     with pytest.raises(
         ValueError, match=r"4 of the optimizer's parameters are not the model's \(shapes \(16, 5\)"
     ):
@@ -352,7 +352,7 @@ def _wrappers(rank: int, world_size: int, kind: str) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["plain", "compile", "ddp", "ddp compile"])
 def test_wrappers_in_any_order(run_ranks: RankRunner, kind: str) -> None:
-    # lib-129, lib-141, lib-150
+  
     first, second = run_ranks(_wrappers, kind, world_size=2)
     assert first[:-1] == [
         True,
@@ -379,7 +379,7 @@ def _frozen(rank: int, world_size: int) -> list[Any]:
 
 
 def test_a_frozen_model_is_not_wrapped_but_equal(run_ranks: RankRunner) -> None:
-    first, second = run_ranks(_frozen, world_size=2)  # lib-130
+    first, second = run_ranks(_frozen, world_size=2)
     assert first == second
     assert first[0] is True
     assert first[2] == [1.0, 1.0]
@@ -388,7 +388,7 @@ def test_a_frozen_model_is_not_wrapped_but_equal(run_ranks: RankRunner) -> None:
 
 
 def _batch_norm(rank: int, world_size: int, broadcast: bool) -> list[Any]:
-    """lib-136: two forwards, then one backward."""
+    """two forwards, then one backward."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     model, optimizer, _ = parallelize(net, lambda p: SGD(p, lr=0.1), broadcast_buffers=broadcast)

@@ -284,13 +284,13 @@ def test_a_rank_takes_its_own_gpu(gpus) -> None:
 def test_more_ranks_than_gpus_is_an_error_on_every_rank(
     gpus, local_rank: int, ranks: int, visible: int
 ) -> None:
-    gpus(visible)  # lib-082: no modulo; lib-083: torchrun with 4 ranks on one GPU
+    gpus(visible)  # no modulo; torchrun with 4 ranks on one GPU
     with pytest.raises(ValueError, match=f"{ranks} ranks on this node, but CUDA shows {visible} GPU"):
         choose_device(local_rank, ranks, None, None)
 
 
 def test_one_gpu_per_slurm_task_is_device_0_of_each(gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(1)  # lib-078
+    gpus(1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert choose_device(7, 8, None, None) == torch.device("cuda", 0)
     gpus(2)
@@ -307,7 +307,7 @@ def test_nccl_without_gpus(gpus) -> None:
 
 
 def test_gpus_that_are_not_there(gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(0)  # lib-086
+    gpus(0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.warns(
@@ -609,6 +609,6 @@ def _one_gpu(rank: int, world_size: int) -> list[object]:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_rank_on_a_gpu(run_ranks: RankRunner) -> None:
-    # lib-080, lib-144: the device is set, and bound to the group, before the first collective
+    # the device is set, and bound to the group, before the first collective
     found = run_ranks(_one_gpu, world_size=1, backend=None, environ=torchrun_variables(1))
     assert found == [["cuda:0", "cpu:gloo,cuda:nccl", 0, 1.0, 2]]

@@ -139,13 +139,13 @@ def test_the_step_comes_before_the_job() -> None:
         SLURM_PROCID="1",
         SLURM_LOCALID="1",
     )
-    assert detect(task).world_size == 2  # lib-105
+    assert detect(task).world_size == 2
     assert detect(without(task, "SLURM_STEP_NUM_TASKS")).world_size == 8
     assert detect(task).master_addr == "127.0.0.1"
 
 
 def test_torchrun_inside_a_step_is_torchruns() -> None:
-    for rank in ("0", "1"):  # lib-104
+    for rank in ("0", "1"):
         child = {
             "RANK": rank,
             "LOCAL_RANK": rank,
@@ -190,7 +190,7 @@ def test_visible_gpus_play_no_part() -> None:
         SLURM_LOCALID="2",
         CUDA_VISIBLE_DEVICES="0",
     )
-    assert detect(task).world_size == 4  # lib-107
+    assert detect(task).world_size == 4
 
 
 def test_one_task_for_two_asked_warns() -> None:
@@ -201,7 +201,7 @@ def test_one_task_for_two_asked_warns() -> None:
         "SLURM_NTASKS": "1",
         "SLURM_NTASKS_PER_NODE": "2",
     }
-    with pytest.warns(UserWarning, match="SLURM_NTASKS_PER_NODE=2, but SLURM_NTASKS=1"):  # lib-103
+    with pytest.warns(UserWarning, match="SLURM_NTASKS_PER_NODE=2, but SLURM_NTASKS=1"):
         assert detect(task).world_size == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -210,7 +210,7 @@ def test_one_task_for_two_asked_warns() -> None:
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "127.0.1.1", "::1"])
 def test_several_nodes_that_each_reach_only_themselves(address: str) -> None:
-    with pytest.raises(InvalidRankEnvironment, match="4 separate runs of one node each"):  # lib-093
+    with pytest.raises(InvalidRankEnvironment, match="4 separate runs of one node each"):
         detect({**STEP, "MASTER_ADDR": address})
     lone = {**TORCHRUN, "SLURM_NNODES": "4", "MASTER_ADDR": address, "WORLD_SIZE": "4"}
     with pytest.raises(InvalidRankEnvironment, match="SLURM_NNODES=4 nodes"):

@@ -10,7 +10,7 @@ from phalanx.dist.environments.hostfile import Host, InvalidHostfile, parse_host
 
 
 def test_blank_lines_comments_and_crlf() -> None:
-    text = "\ufeffnode1 slots=4\r\n\r\n# spare\r\n  node2 slots=4   # the other one  \n\n"  # lib-095
+    text = "\ufeffnode1 slots=4\r\n\r\n# spare\r\n  node2 slots=4   # the other one  \n\n"
     assert parse_hostfile(text) == [Host(name="node1", slots=4), Host(name="node2", slots=4)]
 
 
@@ -52,7 +52,7 @@ def test_every_part() -> None:
     ],
 )
 def test_bad_lines(text: str, message: str) -> None:
-    with pytest.raises(InvalidHostfile, match=message) as error:  # lib-094
+    with pytest.raises(InvalidHostfile, match=message) as error:
         parse_hostfile(text)
     assert "\nFix: " in str(error.value)
 

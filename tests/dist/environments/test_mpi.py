@@ -59,7 +59,7 @@ TORCHRUN = {
 @pytest.mark.parametrize(
     ("environ", "place"),
     [
-        (OPEN_MPI, (5, 1, None, 12, 8)),  # lib-116: device 1, not 5 % 8
+        (OPEN_MPI, (5, 1, None, 12, 8)),  # device 1, not 5 % 8
         (MVAPICH, (3, 1, None, 4, 2)),
         (INTEL, (2, 0, None, 3, 1)),
         (CRAY, (1, 1, 0, 2, 2)),
@@ -77,7 +77,7 @@ def test_places(environ: dict[str, str], place: tuple[int | None, ...]) -> None:
 
 
 def test_who_speaks_first() -> None:
-    """lib-104: torchrun, then MPI, then Slurm."""
+    """torchrun, then MPI, then Slurm."""
     assert detect({**OPEN_MPI, **TORCHRUN}).source == "torchrun"
     assert detect({**CRAY, **STEP}).source == "mpi"
     # srun --mpi=pmi2 tells no local rank; Slurm does

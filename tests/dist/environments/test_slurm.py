@@ -13,15 +13,15 @@ from phalanx.dist.environments.slurm import expand_hostlist, expand_tasks_per_no
     ("text", "names"),
     [
         ("node1", ["node1"]),
-        ("linux[1,2]", ["linux1", "linux2"]),  # lib-100
+        ("linux[1,2]", ["linux1", "linux2"]),
         ("alpha,beta,gamma", ["alpha", "beta", "gamma"]),
-        ("nodeA,nodeB[001,003],nodeC", ["nodeA", "nodeB001", "nodeB003", "nodeC"]),  # lib-101
+        ("nodeA,nodeB[001,003],nodeC", ["nodeA", "nodeB001", "nodeB003", "nodeC"]),
         (
             "ml-16-node-[001-002,004],ml-17-node-[001-003]",
             [f"ml-16-node-{i}" for i in ("001", "002", "004")]
             + [f"ml-17-node-{i}" for i in ("001", "002", "003")],
         ),
-        ("rack[0-1]_blade[0-1]", ["rack0_blade0", "rack0_blade1", "rack1_blade0", "rack1_blade1"]),  # lib-102
+        ("rack[0-1]_blade[0-1]", ["rack0_blade0", "rack0_blade1", "rack1_blade0", "rack1_blade1"]),
         ("n[08-11]", ["n08", "n09", "n10", "n11"]),
         ("n[8-11]", ["n8", "n9", "n10", "n11"]),
         ("n[098-101]-ib", ["n098-ib", "n099-ib", "n100-ib", "n101-ib"]),
