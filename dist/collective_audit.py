@@ -1,6 +1,6 @@
 """In the first steps: do all ranks call the same collectives, with the same shapes and dtypes?
 
-Gloo adds tensors of different shapes up to a wrong sum, without an error; NCCL hangs. So what each rank is about to do is
+Of tensors of different shapes gloo returns a wrong sum, without an error, on one rank, while another fails; NCCL hangs. So what each rank is about to do is
 compared through the store before it is done.
 """
 

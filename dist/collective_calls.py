@@ -130,7 +130,7 @@ def explain_mismatch(calls: Mapping[int, CallOfRank], ranks: Sequence[int], back
         groups.setdefault(f"{_words(call)}, at {call.get('at', '?')}", []).append(rank)
     listed = "".join(f"\n  {name_ranks(members)}: {words}" for words, members in groups.items())
     then = (
-        "gloo returns wrong values without an error, or waits"
+        "gloo returns wrong values without an error on some ranks, and others wait or fail"
         if backend == "gloo"
         else "the ranks would hang, or fail"
     )
