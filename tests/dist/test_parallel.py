@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
+from phalanx.dist.engines.compression import check_compression
 from phalanx.dist.engines.ddp import DDPEngine
 from phalanx.dist.engines.engine import engine_of
 from phalanx.dist.engines.single import SingleEngine
@@ -269,8 +270,10 @@ def test_unused_parameters_are_named(run_ranks: RankRunner) -> None:
 
 def test_bad_options() -> None:
     net, sgd = _net(), SGD
-    with pytest.raises(ValueError, match="strategy='fsdp' is not in this version"):
-        parallelize(net, sgd, "fsdp")
+    with pytest.raises(ValueError, match=r"compression='zip': say 'bf16', 'fp16', 'powersgd'"):
+        check_compression("zip", "fp32")
+    with pytest.raises(ValueError, match="compression='powersgd' with precision='fp16'"):
+        check_compression("powersgd", "fp16")
     with pytest.raises(ValueError, match="did you mean 'single'"):
         parallelize(net, sgd, "singel")
     with pytest.raises(ValueError, match="'bucket_cap'; did you mean 'bucket_cap_mb'"):
@@ -316,6 +319,35 @@ def test_one_process_gets_its_own_model_back() -> None:
     assert again == (model, optimizer, engine)
 
 
+# ---- compression
+
+
+def _compressed(rank: int, world_size: int) -> dict[str, Any]:
+    found = {}
+    for name in ("fp16", "bf16", "powersgd"):
+        loader = ShardLoader(_data(), global_batch_size=BATCH, shuffle=True)
+        model, optimizer, _ = parallelize(
+            _net(), lambda p: SGD(p, lr=0.1, momentum=0.9), loader=loader, compression=name
+        )
+        for _ in range(4):
+            for x, y in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        found[name] = _weights(model)
+    return found
+
+
+def test_compressed_gradients_keep_the_weights_of_samples(run_ranks: RankRunner, one_rank) -> None:
+    """On 3 ranks shares are 4, 3, 3 and 1, 1, 1: unweighted, weights would be off by more than rounding."""
+    expected = one_rank["sgd", "plain"]
+    first, *others = run_ranks(_compressed, world_size=3)
+    assert all(other == first for other in others)
+    for name, tolerance in (("fp16", 2e-3), ("bf16", 2e-2), ("powersgd", 0.3)):
+        off = max(abs(a - b) for a, b in zip(first[name], expected, strict=True))
+        assert 1e-7 < off < tolerance, name
+
+
 # ---- wrappers
 
 
@@ -352,7 +384,7 @@ def _wrappers(rank: int, world_size: int, kind: str) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["plain", "compile", "ddp", "ddp compile"])
 def test_wrappers_in_any_order(run_ranks: RankRunner, kind: str) -> None:
-  
+
     first, second = run_ranks(_wrappers, kind, world_size=2)
     assert first[:-1] == [
         True,
