@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from phalanx.dist.state_dict import load_state_dict as load_state_dict
     from phalanx.dist.state_dict import match_state_dict as match_state_dict
     from phalanx.dist.state_dict import unwrap as unwrap
+    from phalanx.dist.sync_batch_norm import convert_sync_batchnorm as convert_sync_batchnorm
+    from phalanx.dist.sync_batch_norm import revert_sync_batchnorm as revert_sync_batchnorm
     from phalanx.dist.tensor_loader import TensorLoader as TensorLoader
     from phalanx.dist.weighted_sampler import WeightedShardSampler as WeightedShardSampler
     from phalanx.dist.world import World as World
@@ -90,12 +92,14 @@ _HOME = {
     "canonical_keys": "state_dict",
     "class_weights": "seeds",
     "consolidate_weights": "checkpoint_shards",
+    "convert_sync_batchnorm": "sync_batch_norm",
     "gather_objects": "world",
     "init_world": "world",
     "load_state_dict": "state_dict",
     "match_state_dict": "state_dict",
     "parallelize": "parallel",
     "rank_zero_first": "world",
+    "revert_sync_batchnorm": "sync_batch_norm",
     "seed_everything": "seeds",
     "select_devices": "devices",
     "set_epoch": "epochs",
@@ -139,12 +143,14 @@ __all__ = [
     "canonical_keys",
     "class_weights",
     "consolidate_weights",
+    "convert_sync_batchnorm",
     "gather_objects",
     "init_world",
     "load_state_dict",
     "match_state_dict",
     "parallelize",
     "rank_zero_first",
+    "revert_sync_batchnorm",
     "seed_everything",
     "select_devices",
     "set_epoch",

@@ -138,8 +138,8 @@ PUBLIC = {
         ShardSampler Shift StepInfo TensorLoader TrivialAugment VisibleDevices
         WeightedShardSampler World all_reduce_sum audit_collectives augment_batch
         barrier bisect_divergence canonical_keys
-        class_weights consolidate_weights gather_objects init_world load_state_dict match_state_dict parallelize
-        rank_zero_first seed_everything select_devices set_epoch shard_iterable unwrap
+        class_weights consolidate_weights convert_sync_batchnorm gather_objects init_world load_state_dict match_state_dict parallelize
+        rank_zero_first revert_sync_batchnorm seed_everything select_devices set_epoch shard_iterable unwrap
         visible_devices visible_devices_per_rank""",
 }
 
