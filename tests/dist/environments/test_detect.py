@@ -256,7 +256,7 @@ def test_mpis_processes_do_not_run_alone(name: str) -> None:
         "environments.torchrun",
         "environments.hostfile",
         "environments.single",
-        "devices",
+        "visibility",
         "rendezvous",
     ],
 )
