@@ -1,7 +1,7 @@
 """In the first steps: do all ranks call the same collectives, with the same shapes and dtypes?
 
-Of tensors of different shapes gloo returns a wrong sum, without an error, on one rank, while another fails; NCCL hangs. So what each rank is about to do is
-compared through the store before it is done.
+Of tensors of different shapes gloo returns a wrong sum to one rank, without an error, while another fails; NCCL hangs.
+So what each rank is about to do is compared through the store before it is done.
 """
 
 from __future__ import annotations
