@@ -274,8 +274,8 @@ class _Run:
         if all(failure.exit_code == EXIT_USAGE and not failure.exception for failure in failures):
             # What argparse, click and our recipes do about arguments they cannot take; their message is shown.
             output.say(
-                f"phalanx run: {self._spec.target.display} does not take these arguments (rank {failures[0].rank} "
-                f"ended with exit code 2, its message is above). Log: {failures[0].log}"
+                f"phalanx run: {self._spec.target.display} does not take these arguments (it ended with exit code 2, "
+                f"its message is above). Logs: {self._log_dir}"
             )
             return EXIT_USAGE
         output.say(format_report(failures, attempts=self._spec.max_restarts + 1, failure_file=failure_file))
