@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
-import socket
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,6 +26,7 @@ from phalanx.dist.checkpoint_errors import (
     OptimizerMismatchError,
     PlanMismatchError,
 )
+from phalanx.dist.checkpoint_run_folder import RunFolder
 from phalanx.dist.checkpoint_shards import any_sharded, plan_shards
 from phalanx.dist.checkpoint_sources import Source
 from phalanx.dist.checkpoint_staging import MIN_BYTES, BackgroundWriter, Staging
@@ -55,8 +54,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 EXIT_SAVED = 75  # BSD's EX_TEMPFAIL: "saved, run me again", which launchers and schedulers requeue on
-LOCK_PATIENCE_S = 5.0
-PROBE_PATIENCE_S = 5.0
 _FAILED = 1 << 20
 _DUE = 1  # what ranks tell each other in maybe_save: rank 0's clock says so, or 1 + a signal's number
 
@@ -118,7 +115,6 @@ class CheckpointManager:
     ) -> None:
         self.folder = Path(folder)
         self.state = RunState(model, optimizer, loader, scheduler)
-        self.keep = _checked_keep(keep)
         if every_steps is not None and (isinstance(every_steps, bool) or every_steps < 1):
             raise ValueError(f"every_steps={every_steps!r}: at least 1, or None for never")
         if every_s is not None and not every_s > 0:
@@ -130,14 +126,10 @@ class CheckpointManager:
                 f"loader is a {type(loader).__name__}, which does not know how far it is: a resumed run would repeat "
                 "samples.\nFix: pass the training ShardLoader"
             )
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"{self.folder}: a file is where the checkpoint folder should be")
         group_names(optimizer, parameter_names(model))
         self.every_steps, self.every_s, self.asynchronous = every_steps, every_s, asynchronous
         self._counts_steps = False
-        self._damaged: set[int] = set()
-        self._lock: folders.FolderLock | None = None
-        self._ready = self._checked_nodes = False  # the same on every rank
+        self._place = RunFolder(self.folder, keep)
         self._agreed = self._saved_step = 0
         self._stop: StopFlag | None = None
         self._agree: DelayedMax | None = None
@@ -145,6 +137,7 @@ class CheckpointManager:
         self._saved_at = time.monotonic()
         self._staging = Staging()
         self._writer: BackgroundWriter | None = None
+        self._weights_bytes = 0
         self._writing = False  # a thread was begun and not asked for yet; the same on every rank
         self._gather: Gather | None = (
             None  # the writers' own, which must not meet with the loop's collectives
@@ -226,7 +219,7 @@ class CheckpointManager:
     def _save(self, values: Mapping[str, Any]) -> Path:
         world = world_or_single()
         self._meet("save")
-        self._start(world, to_write=True)
+        self._place.take(world, to_write=True)
         self.wait()  # at most one at a time
         step = self.state.current_step()
         self.state.capture()
@@ -240,6 +233,10 @@ class CheckpointManager:
                 "Nothing was saved.\nFix: let every rank do the same number of steps before it saves"
             )
         snapshot = on_every_rank(world, lambda: self.state.snapshot(values, world.world_size))
+        # Noted now: a thread that fails must not ask the model, whose state_dict() would reshard it in mid-forward.
+        self._weights_bytes = sum(
+            tensor.numel() * tensor.element_size() for tensor in snapshot.parts["model"].values()
+        )
         if any_sharded(snapshot.parts):
             self._save_shards(snapshot, world)
         else:
@@ -316,7 +313,7 @@ class CheckpointManager:
             gather = self._gather = self._gather or gather_of_its_own(world)
         writing = ShardedSave(self.folder, snapshot, plan, world)
         on_rank_zero(world, writing.begin)
-        work = partial(writing.run, gather, self._publish, self._not_written)
+        work = partial(writing.run, gather, self._place.publish, self._not_written)
         if background:
             held = on_every_rank(world, lambda: self._staging.hold(plan.tensors))
             writing.tensors = held
@@ -345,19 +342,12 @@ class CheckpointManager:
             try:
                 temporary.mkdir(parents=True)
                 snapshot.write(temporary)
-                self._publish(temporary, final)
+                self._place.publish(temporary, final)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
 
         several_tries(once, final, self._not_written)
-
-    def _publish(self, temporary: Path, final: Path) -> None:
-        """Give a complete checkpoint its name and delete what is older than wanted."""
-        step = int(final.name.removeprefix("step-"))
-        folders.publish(temporary, final, known_damaged=step in self._damaged)
-        self._damaged.discard(step)
-        folders.keep_newest(self.folder, self.keep, step, self._damaged)
 
     def _not_written(self, final: Path, error: OSError) -> CheckpointError:
         newest = folders.newest_whole(self.folder)
@@ -366,14 +356,9 @@ class CheckpointManager:
             if newest
             else "There is no earlier checkpoint"
         )
-        needed = sum(
-            t.numel() * t.element_size()
-            for t in self.state.model.state_dict().values()
-            if isinstance(t, Tensor)
-        )
         space = ""
         try:
-            space = f" ({shutil.disk_usage(self.folder).free >> 20} MB free, the weights alone are {needed >> 20} MB)"
+            space = f" ({shutil.disk_usage(self.folder).free >> 20} MB free, the weights alone are {self._weights_bytes >> 20} MB)"
         except OSError:
             pass
         return CheckpointError(
@@ -429,8 +414,8 @@ class CheckpointManager:
         world = world_or_single()
         self._meet("restore")
         self.wait()
-        self._start(world, to_write=False)
-        name, damaged = on_rank_zero(world, self._choose)
+        self._place.take(world, to_write=False)
+        name, damaged = on_rank_zero(world, self._place.choose)
         if damaged and world.is_rank_zero:
             warnings.warn(
                 CheckpointWarning(f"passed over damaged checkpoints: {'; '.join(damaged)}. Using {name}."),
@@ -438,7 +423,9 @@ class CheckpointManager:
             )
         if name is not None:
             path = self.folder / name
-            restored = on_every_rank(world, lambda: self.state.load(path, partial_optimizer, other_plan))
+            restored = on_every_rank(
+                world, lambda: self.state.load(path, partial_optimizer, other_plan, hashed=world.is_rank_zero)
+            )
             restored = replace(restored, damaged=tuple(damaged))
         elif else_from is None:
             return Restored()
@@ -471,10 +458,7 @@ class CheckpointManager:
         try:
             self.wait()
         finally:
-            if self._lock is not None:
-                self._lock.close()
-                self._lock = None
-            self._ready = False
+            self._place.let_go()
             if self._writer is not None:
                 self._writer.forget()
                 self._writer = None
@@ -492,63 +476,6 @@ class CheckpointManager:
         if self._writer is not None:
             self._writer.join()
 
-    def _start(self, world: World, to_write: bool) -> None:
-        """Once, before the folder is used: take its lock, clear what dead runs left, ask whether nodes share it."""
-
-        if self._ready:
-            return
-        self._ready = on_rank_zero(world, lambda: self._take_folder(to_write))
-        if not self._checked_nodes and self._ready and world.local_world_size < world.world_size:
-            self._refuse_private_folders(world)
-            self._checked_nodes = True
-
-    def _take_folder(self, to_write: bool) -> bool:
-        """Lock and tidy the folder, on rank 0; False when it can only be read, which is enough to restore."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = folders.FolderLock(self.folder, LOCK_PATIENCE_S)
-            cleared = folders.clear_leftovers(self.folder)
-        except OSError as error:
-            if not to_write and error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-                return False
-            raise CheckpointError(
-                f"{self.folder}: not usable for checkpoints: {error.strerror or error}.\n"
-                "Fix: choose a folder that rank 0 can write to"
-            ) from error
-        if cleared:
-            logger.info("%s: removed %s, left by a run that was ended", self.folder, ", ".join(cleared))
-        return True
-
-    def _refuse_private_folders(self, world: World) -> None:
-        probe = on_rank_zero(world, lambda: folders.write_probe(self.folder))
-        here = folders.sees_probe(self.folder, probe, PROBE_PATIENCE_S)
-        answers = gather_objects((socket.gethostname(), world.rank, here))
-        if world.is_rank_zero:
-            (self.folder / probe).unlink(missing_ok=True)
-        blind = [f"{host} (rank {rank})" for host, rank, seen in answers if not seen]
-        if blind:
-            raise CheckpointError(
-                f"{self.folder.resolve()}: what rank 0 writes on {answers[0][0]} is not there on {', '.join(blind)}. "
-                "A resumed run would find no checkpoint on those.\nFix: choose a folder on storage that all nodes share"
-            )
-
-    def _choose(self) -> tuple[str | None, list[str]]:
-        """The newest checkpoint that is whole to the last bit, and the damaged ones passed over."""
-        damaged: list[str] = []
-        present = folders.steps_in(self.folder)
-        for number, path in reversed(present):
-            problems = files.find_problems(path)
-            if not problems:
-                return path.name, damaged
-            self._damaged.add(number)
-            damaged.append(f"{path.name} ({', '.join(problems)})")
-        if present:
-            raise DamagedCheckpointsError(
-                f"{self.folder}: all {len(present)} checkpoints are damaged: {'; '.join(damaged)}.\n"
-                "Starting over would in time delete them. Fix: put a good copy back, or use another folder to start over"
-            )
-        return None, []
-
     def _compare_ranks(self, restored: Restored) -> None:
         """Every rank must now hold the same weights, progress and plan: a stale file cache would show here."""
         if world_or_single().world_size == 1:
@@ -563,11 +490,3 @@ class CheckpointManager:
                     f"{', '.join(map(str, others))} differ from rank 0's.\n"
                     "Fix: do all ranks read the same file, on storage that is shared and consistent?"
                 )
-
-
-def _checked_keep(keep: int | None) -> int | None:
-    if keep is None or keep == -1:
-        return None
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise ValueError(f"keep={keep!r}: at least 1, or None (or -1) to keep every checkpoint")
-    return keep

@@ -182,14 +182,14 @@ class RunState:
             files.check_tensors({name: local_part(tensor) for name, tensor in part.items()})
         return Snapshot(progress["step"], parts, {"model": metadata, "optimizer": {}}, state)
 
-    def load(self, path: Path, partial_optimizer: bool, other_plan: bool) -> Restored:
-        """Check the whole checkpoint against this run, and only then load it."""
+    def load(self, path: Path, partial_optimizer: bool, other_plan: bool, hashed: bool = False) -> Restored:
+        """Check the whole checkpoint against this run, and only then load it; `hashed`: this rank has just hashed it."""
         self.refuse_inside_step("restore")
         state = json.loads((path / files.STATE_FILE).read_bytes())
         loader_state = decode(state["loader"])
         if self.loader is not None and loader_state is not None and not other_plan:
             _refuse_other_plan(path, loader_state.get("plan", {}), self.loader)
-        weights, moments = StoredTensors(path, "model"), StoredTensors(path, "optimizer")
+        weights, moments = (StoredTensors(path, part, hashed) for part in ("model", "optimizer"))
         extra = decode(state["model_extra"])
 
         def prepare() -> Callable[[], None]:

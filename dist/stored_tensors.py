@@ -88,17 +88,20 @@ class StoredTensors(Mapping[str, Tensor]):
     """The tensors in a checkpoint folder's model or optimizer part, by name.
 
     ``stored[name]`` reads one, whole, into memory of its own; `fill` reads into tensors that exist.
-    Every tensor that is read as a whole is compared with its hash in the manifest.
+    Every tensor that is read as a whole is compared with its hash in the manifest, unless `hashed` says that
+    this process has just done so.
 
     Raises:
         DamagedFileError: A file is cut, or does not hold what was written.
     """
 
-    def __init__(self, folder: Path, part: str) -> None:
+    def __init__(self, folder: Path, part: str, hashed: bool = False) -> None:
         self.folder, self.part = folder, part
         self._headers: dict[str, FileHeader] = {}
         try:
-            self._hashes: Mapping[str, Mapping[str, str]] = files.read_manifest(folder)["tensors"]
+            self._hashes: Mapping[str, Mapping[str, str]] = (
+                {} if hashed else files.read_manifest(folder)["tensors"]
+            )
         except (OSError, ValueError, KeyError):
             self._hashes = {}  # a folder of somebody else's making
         metadata: Mapping[str, Any]
@@ -182,6 +185,7 @@ class StoredTensors(Mapping[str, Tensor]):
     def _read(self, chunk: Chunk, target: Tensor) -> None:
         """Read a chunk into `target`, any tensor of its shape, and compare its hash."""
         dtype, shape, begin, end = self._header(chunk.file).entries[chunk.key]
+        wanted = self._hashes.get(chunk.file, {}).get(chunk.key)
         path, digest, done = self.folder / chunk.file, hashlib.blake2b(digest_size=16), 0
         direct = target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()
         if target.is_contiguous():
@@ -195,12 +199,12 @@ class StoredTensors(Mapping[str, Tensor]):
                 length = min(_PIECE_BYTES, end - begin - done)
                 piece = into[done : done + length] if direct else into[:length]
                 _read_exactly(handle, piece, begin + done, path)
-                digest.update(piece)
+                if wanted is not None:
+                    digest.update(piece)
                 if not direct:
                     values = torch.frombuffer(piece, dtype=dtype)
                     flat[done // dtype.itemsize : (done + length) // dtype.itemsize].copy_(values)
                 done += length
-        wanted = self._hashes.get(chunk.file, {}).get(chunk.key)
         if wanted is not None and digest.hexdigest() != wanted:
             raise DamagedFileError(
                 f"{path}: {chunk.key!r} does not have the hash that was written: its bytes were changed, or this node's "
