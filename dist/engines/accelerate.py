@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -124,9 +125,13 @@ def build(
         said = str(accelerator.mixed_precision)
         precision = cast("Precision", "fp32" if said == "no" else said)
     _check_group(accelerator, setting)
-    if setting.world.world_size > 1 and not any(param.requires_grad for param in model.parameters()):
+    if (
+        setting.world.world_size > 1
+    ):  # without broadcast_buffers DDP sends none, and it leaves a frozen model alone
         take_from_rank_zero([*model.parameters(), *model.buffers()])
-    prepared_model, prepared = accelerator.prepare(model, ready)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
+        prepared_model, prepared = accelerator.prepare(model, ready)
     common = {**setting.common, "precision": precision}
     engine = AccelerateEngine(
         prepared_model, ready, accelerator, prepared, sync_buffers=given is None, **common

@@ -24,6 +24,7 @@ from phalanx.dist.engines.optimizers import ready_optimizer
 from phalanx.dist.engines.precision import DTYPES, Precision, cast_inputs
 from phalanx.dist.engines.setting import MakeOptimizer, Setting
 from phalanx.dist.engines.single import SingleEngine
+from phalanx.dist.wrappers import unwrap
 
 logger = logging.getLogger(__name__)
 
@@ -160,6 +161,11 @@ def build(
         raise ValueError(
             "strategy='deepspeed' with an optimizer, and another one in the config: only one can train.\n"
             "Fix: parallelize(model, None, 'deepspeed', config=...), or take \"optimizer\" out of the config"
+        )
+    if unwrap(model) is not model:
+        raise ValueError(
+            f"strategy='deepspeed' with a {type(model).__name__}: DeepSpeed wraps the plain module, and compiles it itself.\n"
+            "Fix: pass the module inside, and call .compile() of the model that comes back"
         )
     package = import_deepspeed(setting.device)
     if precision == "fp16" and not package.accelerator.get_accelerator().is_fp16_supported():

@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ def _cases(rank: int, world_size: int) -> dict[str, Any]:
     found["bf16"] = runs.run("accelerate", dtype=F32, precision="bf16")[1]
     AcceleratorState._reset_state()
     found["rates"] = _rates()
+    found["compiled"] = _compiled()
+    found["buffers"] = _buffers(rank)
     found["stand-in"] = [_stand_in(plain) for plain in (True, False)]
     found["state"] = _state()
     with pytest.raises(ValueError, match="precision='fp16': Accelerate has it on GPUs only"):
@@ -60,8 +63,30 @@ def _cases(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
+def _compiled() -> list[Any]:
+    loader = ShardLoader(runs.data(), global_batch_size=runs.BATCH, shuffle=True)
+    plain = runs.net()
+    given = torch.compile(plain, backend="eager")
+    model, _, engine = parallelize(given, runs.sgd(plain.parameters()), "accelerate", loader=loader)  # type: ignore[arg-type]
+    runs.train(engine, loader)
+    return [unwrap(model) is plain, list(engine.export()["model"]), runs.weights(engine)]
+
+
+def _buffers(rank: int) -> list[float]:
+    """They are rank 0's from the beginning, and after each step."""
+    model = runs.net(batch_norm=True)
+    model[1].running_mean.fill_(float(rank))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model, optimizer, engine = parallelize(model, runs.sgd, "accelerate")
+    found = [engine.unwrap()[1].running_mean[0].item()]
+    model(torch.randn(4, 5, dtype=torch.float64) + rank).sum().backward()
+    optimizer.step()
+    return [*found, *engine.unwrap()[1].running_mean.tolist()]
+
+
 def _rates() -> list[float]:
-    """a scheduler steps once for each optimizer step, whatever the world size."""
+    """A scheduler steps once for each optimizer step, whatever the world size."""
     loader = ShardLoader(runs.data(), global_batch_size=runs.BATCH, shuffle=True)
     model = runs.net()
     optimizer = runs.sgd(model.parameters())
@@ -125,6 +150,7 @@ def test_weights_are_those_of_one_process(run_ranks: RankRunner, world_size: int
     runs.sgd(model.parameters()).step()
     stood_in = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
     backend = "gloo" if world_size > 1 else None
+    buffers: list[list[float]] = []
     for found in run_ranks(_cases, world_size=world_size, backend=backend, timeout_s=120):
         for name, weights in expected.items():
             assert found[name] == pytest.approx(weights, rel=0, abs=1e-9), name
@@ -134,6 +160,11 @@ def test_weights_are_those_of_one_process(run_ranks: RankRunner, world_size: int
         for weights in found["stand-in"]:
             assert weights == pytest.approx(stood_in, rel=0, abs=1e-12)
         assert found["state"] == [True] * 4
+        assert found["compiled"][:2] == [True, list(runs.net().state_dict())]
+        assert found["compiled"][2] == pytest.approx(runs.reference(), rel=0, abs=1e-9)
+        buffers.append(found["buffers"])
+    assert buffers == [buffers[0]] * world_size
+    assert buffers[0][0] == 0.0
 
 
 # ---- what is refused

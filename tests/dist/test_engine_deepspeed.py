@@ -122,6 +122,8 @@ def _refusals() -> dict[str, Any]:
     engine.step()
     with pytest.warns(UserWarning, match="parallel already"):
         found["again"] = parallelize(model, optimizer, "deepspeed") == (model, optimizer, engine)
+    with pytest.raises(ValueError, match=r"a OptimizedModule: DeepSpeed wraps the plain module"):
+        parallelize(torch.compile(runs.net(F32), backend="eager"), SGD, "deepspeed")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="another one in the config"):
         parallelize(
             runs.net(F32), SGD, "deepspeed", config={"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}

@@ -157,7 +157,7 @@ def test_training_is_that_of_one_process(run_ranks: RankRunner) -> None:
 
 
 def test_there_and_back() -> None:
-    """."""
+    """Evaluation and export work without a group, and give the same outputs and statistics."""
     assert doctest.testmod(sync_batch_norm).failed == 0
     model = _conv()
     model(_images(8))
