@@ -23,9 +23,7 @@ import psutil
 SCRIPT = """
 import time
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
-
-@record
+{preparation}
 def main():
     dist.init_process_group("gloo")
     dist.barrier()
@@ -38,6 +36,9 @@ main()
 """
 
 
+RECORD = "from torch.distributed.elastic.multiprocessing.errors import record\n@record"
+
+
 def named(words: list[str], pattern: str, folder: Path) -> str:
     """The rank that a run's output calls the first failure; "none" where it names none."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -48,17 +49,26 @@ def named(words: list[str], pattern: str, folder: Path) -> str:
 
 
 def measure(runs: int) -> dict[str, Any]:
-    """How often each rank was named, per launcher. torchrun's script carries @record, as its manual asks."""
+    """How often each rank was named, per launcher; for torchrun also with @record in the script, as its manual asks."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        script = folder / "script.py"
-        script.write_text(SCRIPT)
-        ours = [sys.executable, "-m", "phalanx", "run", "--nproc-per-node", "2", str(script)]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
-        counts: dict[str, Counter[str]] = {"phalanx run": Counter(), "torchrun": Counter()}
+        plain, recorded = folder / "script.py", folder / "recorded.py"
+        plain.write_text(SCRIPT.replace("{preparation}", ""))
+        recorded.write_text(SCRIPT.replace("{preparation}", RECORD))
+        ours = [sys.executable, "-m", "phalanx", "run", "--nproc-per-node", "2", str(plain)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        root_cause = r"Root Cause.*?rank\s*: (\d+) "
+        counts: dict[str, Counter[str]] = {
+            "phalanx run": Counter(),
+            "torchrun": Counter(),
+            "torchrun, script with @record": Counter(),
+        }
         for _ in range(runs):
             counts["phalanx run"][named(ours, r"First failure: rank (\d+) ", folder)] += 1
-            counts["torchrun"][named(torchrun, r"Root Cause.*?rank\s*: (\d+) ", folder)] += 1
+            counts["torchrun"][named([*torchrun, str(plain)], root_cause, folder)] += 1
+            counts["torchrun, script with @record"][
+                named([*torchrun, str(recorded)], root_cause, folder)
+            ] += 1
     return {launcher: dict(count) for launcher, count in counts.items()}
 
 
@@ -89,7 +99,7 @@ def main() -> None:
     )
     for launcher, count in counts.items():
         print(
-            f"{launcher:12} names rank 1, the cause, {count.get('1', 0)} times of {options.runs}; all: {count}"
+            f"{launcher:29} names rank 1, the cause, {count.get('1', 0)} times of {options.runs}; all: {count}"
         )
 
 
