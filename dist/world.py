@@ -77,7 +77,7 @@ def init_world(
 ) -> World:
     """Find this process's place among the ranks, take its device, and join the process group.
 
-    Started by ``phalanx run``, torchrun, ``accelerate launch`` or ``srun`` it joins the others; started by plain ``python`` it is
+    Started by ``phalanx run``, torchrun, ``accelerate launch``, ``mpirun`` or ``srun`` it joins the others; started by plain ``python`` it is
     a world of one, without a group. A group that exists is adopted. Calling it again returns the same world::
 
         world = init_world()

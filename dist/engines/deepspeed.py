@@ -94,19 +94,27 @@ class DeepSpeedEngine(SingleEngine):
     def export(self) -> dict[str, Any]:
         """See `Engine.export`. Collective; every rank gets the whole tensors."""
         state: dict[str, Any] = {"model": self._state.model(), "optimizer": self._state.optimizer()}
-        scaler = getattr(self._deepspeed.optimizer, "loss_scaler", None)
-        if self.precision == "fp16" and scaler is not None:
-            state["scaler"] = {"scale": float(scaler.cur_scale)}
+        if self.scaler is not None:
+            state["scaler"] = self.scaler.state_dict()
         return state
+
+    @property
+    def scaler(self) -> Any:
+        """fp16's loss scale, which a checkpoint keeps; None in other precisions."""
+        return _LossScale(self._deepspeed.optimizer.loss_scaler) if self.precision == "fp16" else None
+
+    @property
+    def group_names(self) -> list[list[str]]:
+        """Parameter names of each of the user's groups, in the order that `export` numbers them."""
+        return self._state.group_names
 
     def load(self, state: dict[str, Any]) -> None:
         """See `Engine.load`."""
         self._refuse_within_a_step()
         self._state.load_model(state["model"])
         self._state.load_optimizer(state["optimizer"])
-        scaler = getattr(self._deepspeed.optimizer, "loss_scaler", None)
-        if scaler is not None and "scale" in state.get("scaler", {}):
-            scaler.cur_scale = state["scaler"]["scale"]
+        if self.scaler is not None and "scaler" in state:
+            self.scaler.load_state_dict(state["scaler"])
 
     @contextlib.contextmanager
     def _reduction(self, last: bool) -> Iterator[None]:
@@ -139,6 +147,19 @@ class DeepSpeedEngine(SingleEngine):
     def _check_gradients(self) -> None:
         if not self._stepping:
             raise RuntimeError(_PLAIN_LOOP)
+
+
+class _LossScale:
+    """DeepSpeed's loss scaler, with the state dict of torch's."""
+
+    def __init__(self, scaler: Any) -> None:
+        self._scaler = scaler
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": float(self._scaler.cur_scale)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._scaler.cur_scale = state["scale"]
 
 
 def build(

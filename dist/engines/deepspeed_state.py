@@ -24,7 +24,7 @@ class ZeroState:
         self._module = module
         names = {id(param): name for name, param in module.named_parameters()}
         groups = optimizer.param_groups if optimizer is not None else [{"params": [*module.parameters()]}]
-        self._groups = [[names[id(param)] for param in group["params"]] for group in groups]
+        self.group_names = [[names[id(param)] for param in group["params"]] for group in groups]
 
     def bind(self, engine: Any, optimizer: Optimizer) -> None:
         """Know what ``deepspeed.initialize`` has made of it."""
@@ -72,7 +72,7 @@ class ZeroState:
         whole, shared = self._entries()
         state: dict[int, dict[str, Any]] = {}
         number = 0
-        for group in self._groups:
+        for group in self.group_names:
             for name in group:
                 param = self._params[name]
                 if self._is_master(param) and (whole or shared):
@@ -87,7 +87,7 @@ class ZeroState:
             for group in self._optimizer.param_groups
         ]
         groups, start = [], 0
-        for option, names in zip(options, self._groups, strict=True):
+        for option, names in zip(options, self.group_names, strict=True):
             groups.append({**option, "params": list(range(start, start + len(names)))})
             start += len(names)
         return {"state": state, "param_groups": groups}
@@ -100,7 +100,7 @@ class ZeroState:
         for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
         numbers = [number for group in state["param_groups"] for number in group["params"]]
-        names = [name for group in self._groups for name in group]
+        names = [name for group in self.group_names for name in group]
         entries = {
             name: state["state"][number]
             for name, number in zip(names, numbers, strict=True)

@@ -149,6 +149,10 @@ def _refusals() -> dict[str, Any]:
             loss = half.model(torch.ones(1, 5)).square().sum()
             half.backward(loss * float("inf") if step == 0 else loss, 2)
         found[f"fp16 {step}"] = half.step().skipped
+    state = half.export()
+    scale = state["scaler"]["scale"]
+    half.load({**state, "scaler": {"scale": 2 * scale}})
+    found["scale"] = half.scaler.state_dict()["scale"] / scale
     return found
 
 
@@ -178,6 +182,7 @@ def test_weights_are_those_of_one_process(
             assert refused["unwrapped"] is True
             assert refused["again"] is True
             assert refused["own"] == ["SGD", 0.5]
+            assert refused.get("scale", 2.0) == 2.0
             assert (refused.get("fp16 0", True), refused.get("fp16 1", False)) == (True, False)
     assert every[0] == every[1]
     output = capfd.readouterr()

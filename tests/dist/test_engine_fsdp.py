@@ -50,8 +50,9 @@ def _cases(rank: int, world_size: int) -> dict[str, Any]:
         assert all(isinstance(param, DTensor) for param in params)
         if world_size == 2:
             assert sum(p.to_local().numel() for p in params) < sum(p.numel() for p in params)
-    found["precision"] = _precisions(rank)
-    found["compiled"] = [_compiled("before"), _compiled("after")]
+    if world_size == 2:
+        found["precision"] = _precisions(rank)
+        found["compiled"] = [_compiled("before"), _compiled("after")]
     return found
 
 
@@ -107,6 +108,8 @@ def test_weights_are_those_of_one_process(
     for found in run_ranks(_cases, world_size=world_size, timeout_s=120):
         for name, expected in references.items():
             assert found[name] == pytest.approx(expected, rel=0, abs=1e-9), name
+        if world_size > 2:
+            continue
         for compiled in found["compiled"]:
             assert compiled == pytest.approx(runs.reference(), rel=0, abs=1e-9)
         precision = found["precision"]
