@@ -63,11 +63,14 @@ class GradientGate:
             return item
         self.found = True
         # A tensor of its own: one output may be computed from another, and would be weighted twice.
-        outside = item.view_as(item)
-        outside.register_hook(self._weighted)  # type: ignore[no-untyped-call]
-        return outside
+        return _Passage.apply(item, self)
 
-    def _weighted(self, gradient: Tensor) -> Tensor:
+    def weighted(self, gradient: Tensor) -> Tensor:
+        """The gradient that goes on into the model.
+
+        Raises:
+            RuntimeError: The gate is closed.
+        """
         if not self.open:
             raise RuntimeError(self.refusal)
         if self.weight == 1:
@@ -75,3 +78,19 @@ class GradientGate:
         if self.weight == 0:
             return torch.zeros_like(gradient)  # not times 0: a NaN of a stand-in batch would stay
         return gradient * self.weight
+
+
+class _Passage(torch.autograd.Function):
+    """The same values outside; its gradient goes in through the gate.
+
+    Neither a view nor a hook on one: those are lost when the user writes into the output (``logits.div_(2)``).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, gate: GradientGate) -> Tensor:
+        ctx.gate = gate
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.gate.weighted(gradient), None
