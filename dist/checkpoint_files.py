@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -84,7 +84,7 @@ def write_tensors(
     metadata: Mapping[str, str],
     content_of: Callable[[str], Tensor] | None = None,
 ) -> FileRecord:
-    """Write a safetensors file and sync it to disk; one tensor at a time is copied to the CPU.
+    """Write a safetensors file and sync it to disk; what must be copied first is copied some MB at a time.
 
     Args:
         path: Must not exist.
@@ -110,20 +110,54 @@ def write_tensors(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
-    hashes = {}
+    hashes, contents = {}, _Contents()
     with path.open("xb") as file:
         file.write(head)
         for name in order:
-            hashes[name] = _write_tensor(file, tensors[name] if content_of is None else content_of(name))
+            hashes[name] = _write_tensor(
+                file, contents.of(tensors[name] if content_of is None else content_of(name))
+            )
         _sync(file)
     return FileRecord(len(head) + end, _together(head, hashes.values()), hashes)
 
 
-def _write_tensor(file: IO[bytes], tensor: Tensor) -> str:
-    """Write and hash one tensor; its copy, if one was needed, is gone before the next one's is made."""
-    digest, content = _hasher(), raw_bytes(tensor)
-    for start in range(0, len(content), _PIECE_BYTES):
-        piece = content[start : start + _PIECE_BYTES]
+class _Contents:
+    """Tensors' bytes in logical order, a few MB at a time where they must be copied first.
+
+    All copies go through one buffer: freed and taken anew, they would leave the heap full of holes.
+    """
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+
+    def of(self, tensor: Tensor) -> Iterator[memoryview]:
+        """The content; each piece is valid until the next one is asked for."""
+        if (
+            (tensor.device.type == "cpu" and tensor.is_contiguous())
+            or tensor.dim() == 0
+            or not tensor.numel()
+        ):
+            content = raw_bytes(tensor)
+            for start in range(0, len(content), _PIECE_BYTES):
+                yield content[start : start + _PIECE_BYTES]
+            return
+        rows = max(1, _PIECE_BYTES * tensor.shape[0] // (tensor.numel() * tensor.element_size()))
+        for start in range(0, tensor.shape[0], rows):
+            yield raw_bytes(self._copy(tensor.detach().narrow(0, start, min(rows, tensor.shape[0] - start))))
+
+    def _copy(self, part: Tensor) -> Tensor:
+        import torch
+
+        size = part.numel() * part.element_size()
+        if self._buffer is None or len(self._buffer) < size:
+            self._buffer = torch.empty(max(size, _PIECE_BYTES), dtype=torch.uint8)
+        return self._buffer[:size].view(part.dtype).view(part.shape).copy_(part)
+
+
+def _write_tensor(file: IO[bytes], pieces: Iterable[memoryview]) -> str:
+    """Write and hash one tensor."""
+    digest = _hasher()
+    for piece in pieces:
         digest.update(piece)
         file.write(piece)
     return digest.hexdigest()

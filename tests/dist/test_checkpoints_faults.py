@@ -186,6 +186,37 @@ def _measure_save(pipe: Connection, folder: str) -> None:
     pipe.send(_status_mb("VmHWM") - before)
 
 
+def test_restoring_holds_no_second_copy_of_the_state(tmp_path: Path) -> None:
+    """128 MB of weights and momentum, the momentum new to this optimizer, are read into their places."""
+    ours, theirs = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(target=_measure_restore, args=(theirs, str(tmp_path)))
+    process.start()
+    above_the_end_mb, right = ours.recv()
+    process.join()
+    assert above_the_end_mb < 20
+    assert right
+
+
+def _measure_restore(pipe: Connection, folder: str) -> None:
+    model = nn.ParameterList([torch.ones(2048, 2048) for _ in range(4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, 2.0)
+    with CheckpointManager(folder, model=model, optimizer=optimizer, asynchronous=False) as checkpoints:
+        checkpoints.save()
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    with CheckpointManager(folder, model=model, optimizer=optimizer) as checkpoints:
+        checkpoints.restore()
+    right = all(
+        bool((p == 1).all() and (optimizer.state[p]["momentum_buffer"] == 2).all())
+        for p in model.parameters()
+    )
+    pipe.send((_status_mb("VmHWM") - _status_mb("VmRSS"), right))
+
+
 def _status_mb(name: str) -> float:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
