@@ -68,8 +68,12 @@ def test_outputs_gradients_and_statistics(run_ranks: RankRunner, world_size: int
             out.square().sum().backward()
             for rank in range(world_size):
                 mine, gradient = every[rank][number][step]
-                assert torch.tensor(mine, dtype=torch.float64).allclose(out[rank::world_size], rtol=0, atol=1e-10)
-                assert torch.tensor(gradient, dtype=torch.float64).allclose(x.grad[rank::world_size], rtol=0, atol=1e-10)
+                assert torch.tensor(mine, dtype=torch.float64).allclose(
+                    out[rank::world_size], rtol=0, atol=1e-10
+                )
+                assert torch.tensor(gradient, dtype=torch.float64).allclose(
+                    x.grad[rank::world_size], rtol=0, atol=1e-10
+                )
         norm = model[1]
         for rank in range(world_size):
             mean, var, tracked = every[rank][number][2]

@@ -98,7 +98,9 @@ def test_only_commands_that_exist_are_listed(capfd: pytest.CaptureFixture[str]) 
         assert f"  {name} " not in out
         code, _, err = run(capfd, name)
         assert code == 2
-        assert err.startswith(f"phalanx: There is no command {name!r}, only bisect, completion, recipes, run.\nFix: ")
+        assert err.startswith(
+            f"phalanx: There is no command {name!r}, only bisect, completion, recipes, run.\nFix: "
+        )
 
 
 def test_without_a_command_the_help_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
