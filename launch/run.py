@@ -110,6 +110,20 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+#: What may be behind a `sys.exit(2)` about arguments: nothing, or argparse's and click's own exceptions.
+_REFUSED_ARGUMENTS = (
+    None,
+    "ArgumentError",
+    "ArgumentTypeError",
+    "BadArgumentUsage",
+    "BadOptionUsage",
+    "BadParameter",
+    "MissingParameter",
+    "NoSuchOption",
+    "UsageError",
+)
+
+
 class _Run:
     """The steps of one run, and what has to be undone whatever happens."""
 
@@ -271,7 +285,7 @@ class _Run:
                 write_json(failure_file, failure_json(failures))
             except OSError:
                 failure_file = None
-        if all(failure.exit_code == EXIT_USAGE and not failure.exception for failure in failures):
+        if all(f.exit_code == EXIT_USAGE and f.exception in _REFUSED_ARGUMENTS for f in failures):
             # What argparse, click and our recipes do about arguments they cannot take; their message is shown.
             output.say(
                 f"phalanx run: {self._spec.target.display} does not take these arguments (it ended with exit code 2, "

@@ -71,7 +71,7 @@ def nnodes(values: Values) -> tuple[int, int]:
         raise UsageMistake(
             f"{given}: neither a number of nodes nor MIN:MAX.", fix=_example(given, "", "2 or 1:4")
         )
-    low, high = int(parts[0]), int(parts[-1])
+    low, high = int(parts[0].strip()), int(parts[-1].strip())
     if low < 1:
         raise UsageMistake(f"{given}: a job has at least one node.", fix=_example(given, "", "1"))
     if low > high:

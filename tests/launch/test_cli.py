@@ -191,7 +191,7 @@ def test_dry_run_shows_ranks_devices_threads_command_and_folder(
     assert (code, err) == (0, "")
     lines = {line[2:14].strip() or "more": line[15:] for line in out.splitlines()[1:]}
     assert out.splitlines()[0] == "Would start 2 ranks on this node:"
-    assert lines["command"] == f"{sys.executable} -u train.py 'a b'"
+    assert lines["command"] == f"{shlex.quote(sys.executable)} -u train.py 'a b'"
     assert lines["rank 1"] == "RANK=1 LOCAL_RANK=1 on CPU"
     assert lines["threads"] == "OMP_NUM_THREADS=3, set by you"
     assert lines["more"] == "CUDA_VISIBLE_DEVICES="
@@ -215,7 +215,7 @@ def test_the_headline_says_ranks_devices_threads_and_folder(tmp_path: Path) -> N
 def test_double_dash_before_target_passes_everything_on(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capfd, "run", "--dry-run", "--", "train.py", "--gpus", "2", "--", "-m")
     assert code == 0
-    assert f"{sys.executable} -u train.py --gpus 2 -- -m" in out
+    assert f"{shlex.quote(sys.executable)} -u train.py --gpus 2 -- -m" in out
 
 
 def test_the_log_folder_is_this_runs_own(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +56,8 @@ def test_tasks_on_two_nodes_meet_at_the_first_node(lab: SlurmLab, script: Path) 
 def test_the_step_has_its_own_size_within_a_larger_job(lab: SlurmLab, tmp_path: Path, script: Path) -> None:
     """A job of 4 tasks in which a step of 2 runs: the batch script is no rank, and the world has 2."""
     batch = tmp_path / "batch.sh"
-    batch.write_text(f"srun -n 2 {sys.executable} {script}\n{sys.executable} {script}\n")
+    command = shlex.join([sys.executable, str(script)])
+    batch.write_text(f"srun -n 2 {command}\n{command}\n")
     done = lab.srun("-N1", "-n1", "-c4", "sh", "-c", "env | grep -c SLURM_STEP_ID", cwd=tmp_path)
     assert done.stdout.strip() == "1"
     done = lab.salloc("-N1", "-n4", "sh", batch, environ=ENVIRON, cwd=tmp_path)

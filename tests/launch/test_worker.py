@@ -221,9 +221,9 @@ UNSEEDED = """
 import os, random, json
 import numpy, torch
 numbers = [random.random(), float(numpy.random.rand()), float(torch.rand(1)), os.urandom(4).hex()]
-print("numbers", json.dumps(numbers), flush=True)
+print(f"numbers {json.dumps(numbers)}\\n", end="", flush=True)  # one write: torchrun's ranks share a pipe
 import multiprocessing
-print("numbers", json.dumps([multiprocessing.current_process().authkey.hex()]), flush=True)
+print(f"numbers {json.dumps([multiprocessing.current_process().authkey.hex()])}\\n", end="", flush=True)
 """
 
 

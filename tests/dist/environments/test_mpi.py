@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -138,8 +140,21 @@ open(f"{sys.argv[1]}/{world.rank}.json", "w").write(json.dumps(line))
 """
 
 
+@pytest.fixture
+def short_folders() -> Iterator[Callable[[], str]]:
+    made: list[str] = []
+
+    def make() -> str:
+        made.append(tempfile.mkdtemp(prefix="mpi-"))
+        return made[-1]
+
+    yield make
+    for folder in made:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun (Debian: apt install openmpi-bin)")
-def test_a_real_mpirun(tmp_path: Path) -> None:
+def test_a_real_mpirun(tmp_path: Path, short_folders: Callable[[], str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command = ["mpirun", "--oversubscribe", "-n", "2"]
@@ -150,9 +165,13 @@ def test_a_real_mpirun(tmp_path: Path) -> None:
     jobs = []
     for folder in folders:
         folder.mkdir()
+        # Open MPI's own folder, one for each job: two that start together trip over a shared one. Its path
+        # holds sockets, so it must be short.
+        own = short_folders()
         jobs.append(
             subprocess.Popen(
                 [*command, sys.executable, str(script), str(folder)],
+                env={**os.environ, "OMPI_MCA_orte_tmpdir_base": own},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
