@@ -119,12 +119,13 @@ def local_ranks(values: Values, nproc_per_node: int) -> tuple[int, ...] | None:
     for part in given.text.split(","):
         if not part.strip().isdecimal():
             raise UsageMistake(f"{given}: {part!r} is not a local rank.", fix=_example(given, "", "0,1"))
-        if int(part) >= nproc_per_node:
+        number = int(part.strip())
+        if number >= nproc_per_node:
             raise UsageMistake(
                 f"{given}: this node's local ranks are 0 to {nproc_per_node - 1}.",
                 fix=_example(given, "", "0"),
             )
-        found.append(int(part))
+        found.append(number)
     return tuple(dict.fromkeys(found))
 
 

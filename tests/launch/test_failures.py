@@ -395,7 +395,7 @@ def test_arguments_that_the_script_refuses_are_a_usage_mistake_and_no_crash(laun
         """
     )
     done = launcher.run(script, "--epochs", "many")
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert "train: error: argument --epochs: invalid int value: 'many'" in done.stderr
     assert "script does not take these arguments" in done.stderr
     assert "First failure" not in done.stderr
