@@ -10,14 +10,14 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.launch import processes
-from phalanx.launch.failures import failure_json, format_report, write_json
+from phalanx.launch.failures import Failure, failure_json, format_report, write_json
 from phalanx.launch.guardian import GuardianHandle, fork_guardian
 from phalanx.launch.interrupts import Interrupted, Interrupts
 from phalanx.launch.output import Output, flush_standard_streams, open_missing_descriptors
@@ -110,9 +110,8 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-#: What may be behind a `sys.exit(2)` about arguments: nothing, or argparse's and click's own exceptions.
+#: argparse's and click's own exceptions, which they turn into `sys.exit(2)`.
 _REFUSED_ARGUMENTS = (
-    None,
     "ArgumentError",
     "ArgumentTypeError",
     "BadArgumentUsage",
@@ -122,6 +121,17 @@ _REFUSED_ARGUMENTS = (
     "NoSuchOption",
     "UsageError",
 )
+
+
+def _refused_arguments(failures: Sequence[Failure]) -> bool:
+    """Whether the script itself would not take its arguments, on every rank that got to say so.
+
+    A rank that said so and was then ended because of another one has that signal as its end.
+    """
+    said = [f for f in failures if f.exit_code == EXIT_USAGE]
+    return bool(said) and all(
+        f.exception in _REFUSED_ARGUMENTS or (f.exception is None and f in said) for f in failures
+    )
 
 
 class _Run:
@@ -285,7 +295,7 @@ class _Run:
                 write_json(failure_file, failure_json(failures))
             except OSError:
                 failure_file = None
-        if all(f.exit_code == EXIT_USAGE and f.exception in _REFUSED_ARGUMENTS for f in failures):
+        if _refused_arguments(failures):
             # What argparse, click and our recipes do about arguments they cannot take; their message is shown.
             output.say(
                 f"phalanx run: {self._spec.target.display} does not take these arguments (it ended with exit code 2, "

@@ -12,6 +12,7 @@ import pytest
 
 from phalanx.launch import evidence, failures
 from phalanx.launch.failures import RankEnd, by_cause, format_report, make_failure
+from phalanx.launch.run import _refused_arguments
 from tests.launch.launching import Launcher, wait_until
 
 # --------------------------------------------------------------------------- the rules
@@ -400,3 +401,28 @@ def test_arguments_that_the_script_refuses_are_a_usage_mistake_and_no_crash(laun
     assert "script does not take these arguments" in done.stderr
     assert "First failure" not in done.stderr
     assert launcher.failure()["first"]["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("ends", "refused"),
+    [
+        ([(2, None)], True),
+        ([(2, "ArgumentError"), (2, "ArgumentError")], True),
+        ([(-9, "ArgumentError"), (2, "ArgumentError")], True),  # ended by us while it was leaving
+        ([(2, "ValueError")], False),
+        ([(1, None), (2, None)], False),
+        ([(-9, None), (2, None)], False),
+        ([(-9, "ArgumentError")], False),
+    ],
+)
+def test_only_a_script_that_says_so_has_refused_its_arguments(
+    ends: list[tuple[int, str | None]], refused: bool
+) -> None:
+    found = [
+        failures.Failure(
+            rank=rank, local_rank=rank, node=0, exit_code=code, signal=None, exception=exception, message="",
+            traceback="", time=0.0, order_ns=rank, is_consequence=False,
+        )
+        for rank, (code, exception) in enumerate(ends)
+    ]  # fmt: skip
+    assert _refused_arguments(found) is refused
