@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from phalanx.launch.targets import resolve
-from phalanx.launch.usage import CannotFinish, UsageMistake
+from phalanx.tools.usage import CannotFinish, UsageMistake
 
 SHOWN_LINES = 20  # of the output of a script that failed
 

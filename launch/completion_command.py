@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from phalanx.launch.usage import UsageMistake, nearest
+from phalanx.tools.usage import UsageMistake, nearest
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_PHALANX_COMPLETE"

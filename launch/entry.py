@@ -11,7 +11,7 @@ import click
 from phalanx.launch.cli import phalanx
 from phalanx.launch.options import BY_KEY
 from phalanx.launch.targets import recipes
-from phalanx.launch.usage import CannotFinish, UsageMistake, nearest
+from phalanx.tools.usage import CannotFinish, UsageMistake, nearest
 
 EXIT_USAGE = 2
 EXIT_INTERNAL = 3

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from phalanx.launch import values as checked
-from phalanx.launch.usage import UsageMistake
 from phalanx.launch.values import Values
+from phalanx.tools.usage import UsageMistake
 
 _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 _DEFAULT_PORT = 29500  # torchrun's

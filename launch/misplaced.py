@@ -10,7 +10,7 @@ from phalanx.launch import sources
 from phalanx.launch.options import BY_KEY, RunOption
 from phalanx.launch.spec import Target
 from phalanx.launch.targets import RECIPES
-from phalanx.launch.usage import UsageMistake
+from phalanx.tools.usage import UsageMistake
 
 #: Options whose name means the launcher wherever it stands. Not here: --role, --module and others that a
 #: script may well have without saying so in a file that we can see.

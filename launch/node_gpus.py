@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.launch.usage import UsageMistake
+from phalanx.tools.usage import UsageMistake
 
 if TYPE_CHECKING:
     from phalanx.dist.devices import Gpu

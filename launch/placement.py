@@ -9,8 +9,8 @@ from pathlib import Path
 
 from phalanx.launch.node_gpus import NodeGpu, NodeGpus, hold, node_gpus
 from phalanx.launch.options import Given
-from phalanx.launch.usage import UsageMistake, nearest
 from phalanx.launch.values import Values
+from phalanx.tools.usage import UsageMistake, nearest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from phalanx.launch.targets import recipes
-from phalanx.launch.usage import UsageMistake, nearest
+from phalanx.tools.usage import UsageMistake, nearest
 
 
 @click.group(

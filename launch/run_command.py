@@ -25,8 +25,8 @@ from phalanx.launch.options import OPTIONS, Given, click_options, notes_without_
 from phalanx.launch.placement import Placement, place
 from phalanx.launch.spec import RunSpec, Target, WorkerMain
 from phalanx.launch.targets import RECIPES, recipes, resolve
-from phalanx.launch.usage import CannotFinish, UsageMistake
 from phalanx.launch.values import Values
+from phalanx.tools.usage import CannotFinish, UsageMistake
 
 
 class _Target(click.Argument):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from phalanx.launch import sources
 from phalanx.launch.spec import Target
-from phalanx.launch.usage import UsageMistake, nearest
+from phalanx.tools.usage import UsageMistake, nearest
 
 RECIPES = "phalanx.recipes"
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 
 from phalanx.launch.options import Given
-from phalanx.launch.usage import UsageMistake, nearest
+from phalanx.tools.usage import UsageMistake, nearest
 
 Values = Mapping[str, Given]
 

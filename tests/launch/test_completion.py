@@ -49,7 +49,7 @@ def words(line: str, folder: Path) -> list[str]:
 
 
 def test_commands_options_recipes_and_files(tmp_path: Path) -> None:
-    assert words("phalanx r", tmp_path) == ["plain,recipes", "plain,run"]
+    assert words("phalanx r", tmp_path) == ["plain,run", "plain,recipes"]
     assert words("phalanx run --no", tmp_path) == [
         "plain,--no-python",
         "plain,--no-preload",

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.launch.meeting import Meeting, meeting
 from phalanx.launch.options import Given
-from phalanx.launch.usage import UsageMistake
+from phalanx.tools.usage import UsageMistake
 
 
 def asked(**options: str) -> Meeting:

@@ -9,7 +9,7 @@ import pytest
 from phalanx.launch.misplaced import CLEAR, check_misplaced
 from phalanx.launch.options import BY_KEY
 from phalanx.launch.spec import Target
-from phalanx.launch.usage import UsageMistake
+from phalanx.tools.usage import UsageMistake
 
 PLAIN = '''
 """Train. Start with: torchrun --nproc_per_node=2 train.py --log-dir logs"""

@@ -15,7 +15,7 @@ from phalanx.launch import node_gpus as module
 from phalanx.launch.node_gpus import NodeGpu, NodeGpus, hold, node_gpus, users_of
 from phalanx.launch.options import Given
 from phalanx.launch.placement import place
-from phalanx.launch.usage import UsageMistake
+from phalanx.tools.usage import UsageMistake
 
 TWO = [Gpu(i, f"GPU-{i}{i}", name="H100", processes=(), memory_used_bytes=1 << 20) for i in range(2)]
 

@@ -10,7 +10,7 @@ import pytest
 from phalanx.launch.node_gpus import NodeGpu, NodeGpus
 from phalanx.launch.options import Given
 from phalanx.launch.placement import Placement, available_cores, choose
-from phalanx.launch.usage import UsageMistake
+from phalanx.tools.usage import UsageMistake
 
 FOUR = [NodeGpu(i, f"GPU-{i}{i}{i}{i}", "H100") for i in range(4)]
 BUSY = [NodeGpu(0, "GPU-0000", "H100", ("python (pid 7, ann)",)), *FOUR[1:]]

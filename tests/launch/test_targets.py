@@ -11,7 +11,7 @@ import pytest
 from phalanx.launch import targets
 from phalanx.launch.spec import Target
 from phalanx.launch.targets import Recipe, recipes, resolve
-from phalanx.launch.usage import UsageMistake
+from phalanx.tools.usage import UsageMistake
 
 
 @pytest.fixture(autouse=True)

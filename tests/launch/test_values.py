@@ -9,7 +9,7 @@ from hypothesis import given, strategies
 
 from phalanx.launch import values
 from phalanx.launch.options import Given
-from phalanx.launch.usage import UsageMistake
+from phalanx.tools.usage import UsageMistake
 
 
 def one(key: str, text: str, source: str | None = None) -> dict[str, Given]:

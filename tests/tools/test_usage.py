@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.launch.usage import UsageMistake, nearest
+from phalanx.tools.usage import UsageMistake, nearest
 
 NAMES = ["--nproc-per-node", "--nnodes", "--node-rank", "--no-preload", "--max-restarts", "--gpus"]
 

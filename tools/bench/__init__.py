@@ -1,0 +1,1 @@
+"""phalanx.tools.bench: bandwidth and latency of collectives and of data loading."""

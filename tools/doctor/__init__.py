@@ -1,0 +1,1 @@
+"""phalanx.tools.doctor: facts of a machine, and what in them breaks a multi-GPU job."""

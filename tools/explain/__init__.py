@@ -1,0 +1,1 @@
+"""phalanx.tools.explain: the root cause in a failed run's logs."""

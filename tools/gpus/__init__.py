@@ -1,0 +1,1 @@
+"""phalanx.tools.gpus: the GPUs of one or several nodes, and who holds them."""
