@@ -21,6 +21,12 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
+def manager(folder: Path, model: nn.Module, optimizer: Any = None, **options: Any) -> CheckpointManager:
+    """A manager of `model` alone, without a loader."""
+    optimizer = optimizer or torch.optim.Adam(model.parameters())
+    return CheckpointManager(folder, model=model, optimizer=optimizer, **options)
+
+
 class Run:
     """Model, optimizer, scheduler, loader and manager, as a user's script has them; float64."""
 
