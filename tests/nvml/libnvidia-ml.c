@@ -6,6 +6,8 @@
  *   gpu 1.. | uuid X | pci 00000000:07:00.0 | name X | memory TOTAL RESERVED USED | mode 0 | capability 9 0
  *   compute PID BYTES | graphics PID BYTES | utilization GPU MEMORY | temperature C | power MILLIWATTS LIMIT
  *   mig (a MIG instance of the last gpu; uuid, name, memory, compute follow) | migmode 1
+ *   pstate 0 | ecc UNCORRECTED | cpus MASK | link PEER (an NVLink; PEER is a gpu's number, -1 a switch)
+ *   near PEER LEVEL (of the topology, 10 to 50; 30 unless told) | nopeer PEER (no peer-to-peer with it)
  *   fail WHAT CODE (WHAT: handle, uuid, name, pci, memory, memory_v2, compute, ..., or all)
  */
 #include <stdio.h>
@@ -13,7 +15,7 @@
 #include <string.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7 };
-enum { MAX_GPUS = 32, MAX_MIGS = 8, MAX_PROCESSES = 32, MAX_FAILS = 16, WORDS = 96 };
+enum { MAX_GPUS = 32, MAX_MIGS = 8, MAX_PROCESSES = 32, MAX_FAILS = 16, MAX_LINKS = 18, WORDS = 96 };
 
 typedef unsigned long long u64;
 typedef struct { unsigned pid; u64 bytes; unsigned gpu_instance, compute_instance; } Process;
@@ -27,7 +29,9 @@ typedef struct Device {
     Process compute[MAX_PROCESSES], graphics[MAX_PROCESSES];
     int compute_count, graphics_count, mig_mode, fail_count, has_mig;
     unsigned mode, gpu_use, memory_use, temperature, power, power_limit;
-    int major, minor;
+    int major, minor, link_count, links[MAX_LINKS], near[MAX_GPUS], nopeer[MAX_GPUS];
+    unsigned pstate;
+    u64 ecc, cpus;
     Fail fails[MAX_FAILS];
 } Device;
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, sub_id; char bus_id[32]; } Pci;
@@ -64,6 +68,7 @@ static Device *new_instance(void) {
 
 static void read_line(const char *word, const char *values, Device **here) {
     Device *d = *here;
+    int peer, level;
     if (!strcmp(word, "init")) init_code = atoi(values);
     else if (!strcmp(word, "driver")) snprintf(driver, sizeof driver, "%s", values);
     else if (!strcmp(word, "cuda")) cuda_version = atoi(values);
@@ -78,6 +83,12 @@ static void read_line(const char *word, const char *values, Device **here) {
     else if (!strcmp(word, "graphics")) add_process(d->graphics, &d->graphics_count, values);
     else if (!strcmp(word, "mode")) d->mode = (unsigned)atoi(values);
     else if (!strcmp(word, "migmode")) d->has_mig = 1, d->mig_mode = atoi(values);
+    else if (!strcmp(word, "pstate")) d->pstate = (unsigned)atoi(values);
+    else if (!strcmp(word, "ecc")) d->ecc = strtoull(values, NULL, 10);
+    else if (!strcmp(word, "cpus")) d->cpus = strtoull(values, NULL, 0);
+    else if (!strcmp(word, "link") && d->link_count < MAX_LINKS) d->links[d->link_count++] = atoi(values);
+    else if (!strcmp(word, "near") && sscanf(values, "%d %d", &peer, &level) == 2) d->near[peer % MAX_GPUS] = level;
+    else if (!strcmp(word, "nopeer")) d->nopeer[atoi(values) % MAX_GPUS] = 1;
     else if (!strcmp(word, "capability")) sscanf(values, "%d %d", &d->major, &d->minor);
     else if (!strcmp(word, "utilization")) sscanf(values, "%u %u", &d->gpu_use, &d->memory_use);
     else if (!strcmp(word, "temperature")) d->temperature = (unsigned)atoi(values);
@@ -227,6 +238,67 @@ int nvmlDeviceGetEnforcedPowerLimit(Device *d, unsigned *out) { return number(d,
 int nvmlDeviceGetPowerManagementLimit(Device *d, unsigned *out) { return number(d, "power", d->power_limit, out); }
 int nvmlDeviceGetFanSpeed(Device *d, unsigned *out) { (void)d, (void)out; return NOT_SUPPORTED; }
 int nvmlDeviceGetPersistenceMode(Device *d, unsigned *out) { return number(d, "persistence", 1, out); }
+
+int nvmlDeviceGetPerformanceState(Device *d, unsigned *out) { return number(d, "pstate", d->pstate, out); }
+int nvmlDeviceGetDisplayActive(Device *d, unsigned *out) { return number(d, "display", 0, out); }
+int nvmlDeviceGetDisplayMode(Device *d, unsigned *out) { return number(d, "display", 0, out); }
+int nvmlDeviceGetDriverModel(Device *d, unsigned *now, unsigned *pending) { (void)d, (void)now, (void)pending; return NOT_SUPPORTED; }
+int nvmlDeviceGetDriverModel_v2(Device *d, unsigned *now, unsigned *pending) { return nvmlDeviceGetDriverModel(d, now, pending); }
+int nvmlDeviceGetProcessUtilization(Device *d, void *out, unsigned *n, u64 since) { (void)d, (void)out, (void)n, (void)since; return NOT_FOUND; }
+
+int nvmlDeviceGetEncoderUtilization(Device *d, unsigned *out, unsigned *period) { *period = 100000; return number(d, "encoder", 0, out); }
+int nvmlDeviceGetDecoderUtilization(Device *d, unsigned *out, unsigned *period) { *period = 100000; return number(d, "decoder", 0, out); }
+
+int nvmlDeviceGetTotalEccErrors(Device *d, int kind, int counter, u64 *out) {
+    int code = answer(d, "ecc");
+    (void)counter;
+    if (!code) *out = kind == 1 ? d->ecc : 0; /* 1: uncorrected */
+    return code;
+}
+
+int nvmlDeviceGetCpuAffinity(Device *d, unsigned size, u64 *out) {
+    int code = answer(d, "affinity");
+    if (code) return code;
+    memset(out, 0, size * sizeof *out);
+    if (size) out[0] = d->cpus;
+    return d->cpus ? OK : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(Device *a, Device *b, unsigned *out) {
+    int code = answer(a, "topology");
+    if (!code) code = answer(b, "topology");
+    if (!code) *out = a->near[b->index] ? (unsigned)a->near[b->index] : 30;
+    return code;
+}
+
+int nvmlDeviceGetP2PStatus(Device *a, Device *b, int kind, unsigned *out) {
+    int code = answer(a, "p2p");
+    (void)kind;
+    if (!code) *out = a->nopeer[b->index] ? 2 : 0; /* 2: the GPU does not support it */
+    return code;
+}
+
+int nvmlDeviceGetNvLinkState(Device *d, unsigned link, unsigned *out) {
+    int code = answer(d, "nvlink");
+    if (!code && !d->link_count) code = NOT_SUPPORTED;
+    if (!code && link >= MAX_LINKS) code = INVALID;
+    if (!code) *out = link < (unsigned)d->link_count;
+    return code;
+}
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(Device *d, unsigned link, unsigned *out) {
+    if (link >= (unsigned)d->link_count) return INVALID;
+    *out = d->links[link] < 0 ? 2 : 0; /* a switch, a GPU */
+    return answer(d, "nvlink");
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(Device *d, unsigned link, Pci *out) {
+    if (link >= (unsigned)d->link_count) return INVALID;
+    if (d->links[link] >= 0) return nvmlDeviceGetPciInfo_v3(&gpus[d->links[link]], out);
+    memset(out, 0, sizeof *out);
+    snprintf(out->bus_id, sizeof out->bus_id, "00000000:F0:00.0");
+    return answer(d, "nvlink");
+}
 
 int nvmlDeviceGetCudaComputeCapability(Device *d, int *major, int *minor) {
     int code = answer(d, "capability");

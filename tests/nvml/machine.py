@@ -46,6 +46,12 @@ class StandInGpu:
     temperature: int = 35
     power: tuple[int, int] = (70_000, 700_000)  # milliwatts: now, limit
     capability: tuple[int, int] = (9, 0)
+    pstate: int = 0
+    uncorrected_ecc: int = 0
+    cpus: int = 0  # a mask; 0: NVML does not tell
+    links: Sequence[int] = ()  # of each NVLink the GPU at its other end, -1 for a switch
+    near: Mapping[int, int] = field(default_factory=dict)  # topology level (10 to 50) by the other GPU
+    no_peer: Sequence[int] = ()  # GPUs that it cannot reach peer-to-peer
     migs: Sequence[StandInGpu] = ()
     fails: Mapping[str, int] = field(default_factory=dict)
 
@@ -62,6 +68,12 @@ class StandInGpu:
             f"temperature {self.temperature}",
             f"power {self.power[0]} {self.power[1]}",
             f"capability {self.capability[0]} {self.capability[1]}",
+            f"pstate {self.pstate}",
+            f"ecc {self.uncorrected_ecc}",
+            f"cpus {self.cpus}",
+            *(f"link {peer}" for peer in self.links),
+            *(f"near {peer} {level}" for peer, level in self.near.items()),
+            *(f"nopeer {peer}" for peer in self.no_peer),
             *(f"compute {pid} {size}" for pid, size in self.compute.items()),
             *(f"graphics {pid} {size}" for pid, size in self.graphics.items()),
             *(f"fail {what} {code}" for what, code in self.fails.items()),
