@@ -7,6 +7,8 @@
  *   compute PID BYTES | graphics PID BYTES | utilization GPU MEMORY | temperature C | power MILLIWATTS LIMIT
  *   mig (a MIG instance of the last gpu; uuid, name, memory, compute follow) | migmode 1
  *   pstate 0 | ecc UNCORRECTED | cpus MASK | link PEER (an NVLink; PEER is a gpu's number, -1 a switch)
+ *   number NAME VALUE (pcie_gen, pcie_gen_max, pcie_width, pcie_width_max, throttle, persistence, ecc_mode, bar1,
+ *                      remapped, remap_pending, remap_failed, retired_pending, fabric_state, fabric_status)
  *   near PEER LEVEL (of the topology, 10 to 50; 30 unless told) | nopeer PEER (no peer-to-peer with it)
  *   fail WHAT CODE (WHAT: handle, uuid, name, pci, memory, memory_v2, compute, ..., or all)
  */
@@ -15,11 +17,12 @@
 #include <string.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7 };
-enum { MAX_GPUS = 32, MAX_MIGS = 8, MAX_PROCESSES = 32, MAX_FAILS = 16, MAX_LINKS = 18, WORDS = 96 };
+enum { MAX_GPUS = 32, MAX_MIGS = 8, MAX_PROCESSES = 32, MAX_FAILS = 16, MAX_LINKS = 18, MAX_NUMBERS = 24, WORDS = 96 };
 
 typedef unsigned long long u64;
 typedef struct { unsigned pid; u64 bytes; unsigned gpu_instance, compute_instance; } Process;
 typedef struct { char what[WORDS]; int code; } Fail;
+typedef struct { char name[WORDS]; u64 value; } Number;
 typedef struct Device {
     int index; /* of the GPU, or of the instance in it */
     struct Device *parent, *migs[MAX_MIGS];
@@ -32,6 +35,8 @@ typedef struct Device {
     int major, minor, link_count, links[MAX_LINKS], near[MAX_GPUS], nopeer[MAX_GPUS];
     unsigned pstate;
     u64 ecc, cpus;
+    int number_count;
+    Number numbers[MAX_NUMBERS];
     Fail fails[MAX_FAILS];
 } Device;
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, sub_id; char bus_id[32]; } Pci;
@@ -89,6 +94,9 @@ static void read_line(const char *word, const char *values, Device **here) {
     else if (!strcmp(word, "link") && d->link_count < MAX_LINKS) d->links[d->link_count++] = atoi(values);
     else if (!strcmp(word, "near") && sscanf(values, "%d %d", &peer, &level) == 2) d->near[peer % MAX_GPUS] = level;
     else if (!strcmp(word, "nopeer")) d->nopeer[atoi(values) % MAX_GPUS] = 1;
+    else if (!strcmp(word, "number") && d->number_count < MAX_NUMBERS &&
+             sscanf(values, "%95s %llu", d->numbers[d->number_count].name, &d->numbers[d->number_count].value) == 2)
+        d->number_count++;
     else if (!strcmp(word, "capability")) sscanf(values, "%d %d", &d->major, &d->minor);
     else if (!strcmp(word, "utilization")) sscanf(values, "%u %u", &d->gpu_use, &d->memory_use);
     else if (!strcmp(word, "temperature")) d->temperature = (unsigned)atoi(values);
@@ -237,7 +245,67 @@ int nvmlDeviceGetPowerUsage(Device *d, unsigned *out) { return number(d, "power"
 int nvmlDeviceGetEnforcedPowerLimit(Device *d, unsigned *out) { return number(d, "power", d->power_limit, out); }
 int nvmlDeviceGetPowerManagementLimit(Device *d, unsigned *out) { return number(d, "power", d->power_limit, out); }
 int nvmlDeviceGetFanSpeed(Device *d, unsigned *out) { (void)d, (void)out; return NOT_SUPPORTED; }
-int nvmlDeviceGetPersistenceMode(Device *d, unsigned *out) { return number(d, "persistence", 1, out); }
+
+/* A number that the machine's file gives; where it gives none, this device does not support the question. */
+static int given(const Device *d, const char *name, u64 *out) {
+    int code = answer(d, name);
+    for (int i = 0; !code && i < d->number_count; i++)
+        if (!strcmp(d->numbers[i].name, name)) return *out = d->numbers[i].value, OK;
+    return code ? code : NOT_SUPPORTED;
+}
+
+static int given_unsigned(const Device *d, const char *name, unsigned *out) {
+    u64 value = 0;
+    int code = given(d, name, &value);
+    if (!code) *out = (unsigned)value;
+    return code;
+}
+
+int nvmlDeviceGetPersistenceMode(Device *d, unsigned *out) {
+    int code = given_unsigned(d, "persistence", out);
+    if (code == NOT_SUPPORTED) return *out = 1, OK;
+    return code;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(Device *d, unsigned *out) { return given_unsigned(d, "pcie_gen", out); }
+int nvmlDeviceGetMaxPcieLinkGeneration(Device *d, unsigned *out) { return given_unsigned(d, "pcie_gen_max", out); }
+int nvmlDeviceGetCurrPcieLinkWidth(Device *d, unsigned *out) { return given_unsigned(d, "pcie_width", out); }
+int nvmlDeviceGetMaxPcieLinkWidth(Device *d, unsigned *out) { return given_unsigned(d, "pcie_width_max", out); }
+int nvmlDeviceGetCurrentClocksThrottleReasons(Device *d, u64 *out) { return given(d, "throttle", out); }
+int nvmlDeviceGetCurrentClocksEventReasons(Device *d, u64 *out) { return given(d, "throttle", out); }
+int nvmlDeviceGetRetiredPagesPendingStatus(Device *d, unsigned *out) { return given_unsigned(d, "retired_pending", out); }
+
+int nvmlDeviceGetRemappedRows(Device *d, unsigned *correctable, unsigned *uncorrectable, unsigned *pending, unsigned *failed) {
+    int code = given_unsigned(d, "remapped", uncorrectable);
+    *correctable = *pending = *failed = 0;
+    if (!code) given_unsigned(d, "remap_pending", pending), given_unsigned(d, "remap_failed", failed);
+    return code;
+}
+
+int nvmlDeviceGetEccMode(Device *d, unsigned *now, unsigned *pending) {
+    int code = given_unsigned(d, "ecc_mode", now);
+    if (!code) *pending = *now;
+    return code;
+}
+
+int nvmlDeviceGetBAR1MemoryInfo(Device *d, Memory *out) {
+    int code = given(d, "bar1", &out->total);
+    if (!code) out->used = 0, out->free = out->total;
+    return code;
+}
+
+typedef struct { unsigned char cluster[16]; int status; unsigned clique; unsigned char state; } Fabric;
+
+int nvmlDeviceGetGpuFabricInfo(Device *d, Fabric *out) {
+    unsigned state = 0, status = 0;
+    int code = given_unsigned(d, "fabric_state", &state);
+    if (!code) {
+        memset(out, 0, sizeof *out);
+        given_unsigned(d, "fabric_status", &status);
+        out->state = (unsigned char)state, out->status = (int)status;
+    }
+    return code;
+}
 
 int nvmlDeviceGetPerformanceState(Device *d, unsigned *out) { return number(d, "pstate", d->pstate, out); }
 int nvmlDeviceGetDisplayActive(Device *d, unsigned *out) { return number(d, "display", 0, out); }

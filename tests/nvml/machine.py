@@ -52,6 +52,7 @@ class StandInGpu:
     links: Sequence[int] = ()  # of each NVLink the GPU at its other end, -1 for a switch
     near: Mapping[int, int] = field(default_factory=dict)  # topology level (10 to 50) by the other GPU
     no_peer: Sequence[int] = ()  # GPUs that it cannot reach peer-to-peer
+    numbers: Mapping[str, int] = field(default_factory=dict)  # pcie_width, throttle, ...: see libnvidia-ml.c
     migs: Sequence[StandInGpu] = ()
     fails: Mapping[str, int] = field(default_factory=dict)
 
@@ -76,6 +77,7 @@ class StandInGpu:
             *(f"nopeer {peer}" for peer in self.no_peer),
             *(f"compute {pid} {size}" for pid, size in self.compute.items()),
             *(f"graphics {pid} {size}" for pid, size in self.graphics.items()),
+            *(f"number {name} {value}" for name, value in self.numbers.items()),
             *(f"fail {what} {code}" for what, code in self.fails.items()),
             *(line for mig in self.migs for line in mig.lines(index, "mig")),
         ]
