@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+
+from phalanx.dist.nvml import NvmlAbsent, NvmlDevice, open_nvml, text_of
 
 
 @dataclass(frozen=True)
@@ -51,88 +50,35 @@ def nvml_inventory() -> list[Gpu] | None:
     CUDA_VISIBLE_DEVICES plays no part: NVML sees every GPU of the node or container.
     """
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no nvidia-ml-py, no library, no driver: all the same here
+        with open_nvml() as nvml:
+            return [read_gpu(device) for device in nvml.devices()]
+    except NvmlAbsent:
         return None
-    try:
-        count = int(pynvml.nvmlDeviceGetCount())
-        return [_read(pynvml, index) for index in range(count)]
-    except Exception:
-        return None
-    finally:
-        with contextlib.suppress(Exception):
-            pynvml.nvmlShutdown()
 
 
-def _read(nvml: Any, index: int) -> Gpu:
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        problem = _lost(nvml, handle)
-    except Exception as error:  # one GPU's fault must not hide the others
-        return Gpu(index, problem=f"NVML cannot reach it ({error})")
-    instances = _mig_instances(nvml, handle)
-    pci = _ask(nvml.nvmlDeviceGetPciInfo, handle)
-    memory = _memory(nvml, handle)
-    processes = _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    mode = _ask(nvml.nvmlDeviceGetComputeMode, handle)
+def read_gpu(device: NvmlDevice) -> Gpu:
+    """What NVML says of one GPU."""
+    instances = {instance.text("UUID"): instance for instance in device.instances()}
+    memory = device.memory()
+    processes = device.ask("ComputeRunningProcesses")
+    mode = device.ask("ComputeMode")
     return Gpu(
-        index=index,
-        uuid=_text(_ask(nvml.nvmlDeviceGetUUID, handle)),
-        pci_bus_id=_text(getattr(pci, "busId", "")),
-        name=_text(_ask(nvml.nvmlDeviceGetName, handle)),
-        memory_total_bytes=None if memory is None else int(memory.total),
-        memory_used_bytes=None if memory is None else int(memory.used),
+        index=device.index,
+        uuid=device.text("UUID"),
+        pci_bus_id=text_of(getattr(device.ask("PciInfo"), "busId", "")),
+        name=device.text("Name"),
+        memory_total_bytes=None if memory is None else memory.total,
+        memory_used_bytes=None if memory is None else memory.used,
         processes=None if processes is None else tuple(int(process.pid) for process in processes),
         compute_mode=None if mode is None else _COMPUTE_MODES.get(int(mode)),
-        mig_uuids=tuple(instances),
-        busy_migs=tuple(uuid for uuid, busy in instances.items() if busy),
-        problem=problem,
+        mig_uuids=tuple(uuid for uuid in instances if uuid),
+        busy_migs=tuple(uuid for uuid, instance in instances.items() if uuid and is_busy_mig(instance)),
+        problem=device.problem,
     )
 
 
-def _memory(nvml: Any, handle: Any) -> Any:
-    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle, getattr(nvml, "nvmlMemory_v2", None))
-    if memory is None:  # an old driver: what it reserves for itself counts as used
-        memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-    return memory
-
-
-def _lost(nvml: Any, handle: Any) -> str:
-    """Whether NVML says that the GPU has fallen off the bus, or needs a reset: its handle may be had all the same."""
-    try:
-        nvml.nvmlDeviceGetUUID(handle)
-    except Exception as error:
-        code = getattr(error, "value", None)
-        gone = {getattr(nvml, f"NVML_ERROR_{name}", -1) for name in ("GPU_IS_LOST", "RESET_REQUIRED")}
-        return f"NVML cannot reach it ({error})" if code in gone else ""
-    return ""
-
-
-def _mig_instances(nvml: Any, handle: Any) -> dict[str, bool]:
-    """UUID of each MIG instance, and whether somebody uses it."""
-    mode = _ask(nvml.nvmlDeviceGetMigMode, handle)
-    if not mode or not mode[0]:
-        return {}
-    found = {}
-    for index in range(int(_ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)):
-        instance = _ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-        if instance is not None:
-            memory = _memory(nvml, instance)
-            in_use = memory is not None and memory.used > IDLE_MIG_MEMORY_BYTES
-            processes = _ask(nvml.nvmlDeviceGetComputeRunningProcesses, instance)
-            found[_text(_ask(nvml.nvmlDeviceGetUUID, instance))] = bool(processes) or in_use
-    return {uuid: busy for uuid, busy in found.items() if uuid}
-
-
-def _ask(function: Callable[..., Any], *args: Any) -> Any:
-    """NVML's answer, None when this GPU or driver has none."""
-    try:
-        return function(*args)
-    except Exception:
-        return None
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
+def is_busy_mig(instance: NvmlDevice) -> bool:
+    """Whether somebody uses a MIG instance."""
+    memory = instance.memory()
+    in_use = memory is not None and memory.used > IDLE_MIG_MEMORY_BYTES
+    return bool(instance.ask("ComputeRunningProcesses")) or in_use
