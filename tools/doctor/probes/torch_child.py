@@ -277,7 +277,7 @@ def ask_extensions():
             continue
         files = [spec.origin]
         if spec.submodule_search_locations:
-            folder = list(spec.submodule_search_locations)[0]
+            folder = next(iter(spec.submodule_search_locations))
             files = glob.glob(os.path.join(glob.escape(folder), f"{part or '*'}*.so"))
         for path in (path for path in files if path.endswith(".so")):
             try:

@@ -1,0 +1,136 @@
+"""Facts of this machine: every probe in a process of its own, all at once, and what they said put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from phalanx.tools.doctor.facts import Facts
+from phalanx.tools.doctor.facts_json import from_json
+from phalanx.tools.doctor.probes import (
+    compilers,
+    disks,
+    driver,
+    environment,
+    kernel_log,
+    limits,
+    network,
+    nvml,
+    packages,
+    system,
+    torch_import,
+)
+from phalanx.tools.doctor.probes.isolation import Child, Partial, collect, start_function, stop
+from phalanx.tools.doctor.probes.scene import Scene
+
+Probe = Callable[[Scene], "Partial | None"]
+
+#: By name, in the order in which a later one's answers win over an earlier one's.
+PROBES: Mapping[str, Probe] = {
+    "NVML": nvml.probe,
+    "CUDA driver": driver.probe_cuda,
+    "driver files": driver.probe,
+    "names": network.probe_names,
+    "network": network.probe,
+    "kernel log": kernel_log.probe,
+    "compilers": compilers.probe,
+    "packages": packages.probe,
+    "limits": limits.probe,
+    "system": system.probe,
+    "environment": environment.probe,
+}
+NOT_ON_NODES = frozenset(
+    {"compilers", "packages"}
+)  # a prolog asks about the node, not about somebody's Python
+
+
+def gather(
+    scene: Scene,
+    *,
+    timeout_s: float,
+    torch: bool = True,
+    skip: frozenset[str] = frozenset(),
+    probes: Mapping[str, Probe] = PROBES,
+) -> Facts:
+    """Ask this machine. This process must have no threads yet: the probes are forked from it.
+
+    A probe that fails, crashes or is over its time is named in ``Facts.probes``; nothing that a probe does ends
+    this call, and it returns in ``timeout_s`` even when one of them sleeps in the kernel for ever.
+
+    Args:
+        scene: What to look at.
+        timeout_s: For the slowest probe.
+        torch: Whether to import torch (in a process of its own).
+        skip: Names of probes that are not asked.
+        probes: The probes, for tests.
+    """
+    children: list[Child] = []
+    try:
+        if torch:  # first: it takes the longest
+            children.append(torch_import.start(scene, timeout_s))
+        for name, probe in _all(scene, probes):
+            if name not in skip:
+                children.append(start_function(name, probe, timeout_s))
+        collect(children)
+    finally:
+        stop(children)
+    return _together(scene, children)
+
+
+def _all(scene: Scene, probes: Mapping[str, Probe]) -> Iterator[tuple[str, Callable[[], Partial | None]]]:
+    for name, probe in probes.items():
+        yield name, partial(probe, scene)
+    if probes is PROBES:
+        for purpose, path in disks.places(scene).items():  # one each: a dead file server hangs its own alone
+            yield f"disk {path}", partial(disks.probe, scene, purpose, path)
+
+
+def _together(scene: Scene, children: list[Child]) -> Facts:
+    found: Partial = {"live": True, "job": _job(scene)}
+    problems = []
+    for child in children:
+        if child.name == "torch":
+            _merge(found, torch_import.answer(child))
+            continue
+        for part in child.answers():
+            _merge(found, part)
+        problem = _problem(child)
+        if problem:
+            problems.append({"name": child.name, "error": problem})
+    found["probes"] = problems
+    return dataclasses.replace(from_json(found), live=True)
+
+
+def _job(scene: Scene) -> dict[str, Any]:
+    given = {
+        "nnodes": scene.nnodes,
+        "local_world_size": scene.local_world_size,
+        "loader_workers": scene.loader_workers,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _problem(child: Child) -> str | None:
+    """Why a probe has no whole answer."""
+    if child.timed_out:
+        return "no answer in time: it hangs, and was given up"
+    if child.signal:
+        return f"ended by {child.signal}"
+    if child.exit_code:
+        lines = child.error_text().splitlines()
+        return lines[-1][:500] if lines else f"ended with exit code {child.exit_code}"
+    return None
+
+
+def _merge(found: Partial, part: Partial) -> None:
+    """Sections are filled up, lists grow; a later answer wins."""
+    for name, value in part.items():
+        if isinstance(value, dict):
+            section = found.setdefault(name, {})
+            section.update({key: item for key, item in value.items() if item is not None})
+        elif isinstance(value, list) and isinstance(found.get(name), list):
+            found[name] = [*found[name], *value]
+        else:
+            found[name] = value
