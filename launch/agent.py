@@ -28,6 +28,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events.api import Event, EventSource
 
+from phalanx.dist.rank_signs import RankSign, RankSigns
 from phalanx.launch import failures
 from phalanx.launch.evidence import Witness
 from phalanx.launch.failures import Failure, RankEnd
@@ -90,6 +91,7 @@ class Supervisor:
         self._stop_asked_ns: int | None = None
         self._explanations: dict[int, str] = {}
         self._kill_at: float | None = None
+        self._signs = RankSigns()
         self._unheard: set[tuple[int, int]] = set()
 
     # ----------------------------------------------------------------- an attempt
@@ -109,7 +111,19 @@ class Supervisor:
                 os.close(fd)
         while len(self._pids) < len(ranks):
             self._turn(1.0)
+        self._signs.show(self._sign(pid, self._ranks[local_rank]) for pid, local_rank in self._pids.items())
         return {local_rank: pid for pid, local_rank in self._pids.items()}
+
+    def _sign(self, pid: int, rank: RankStart) -> RankSign:
+        """What `phalanx gpus` shall say of a rank's process."""
+        named = self._spec.rdzv_id not in ("", "none")
+        return RankSign(
+            pid=pid,
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            world_size=rank.world_size,
+            job=self._spec.rdzv_id if named else self._spec.log_dir.absolute().name,
+        )
 
     def _torch_error_file(self, rank: RankStart) -> Path | None:
         folder = self._output.attempt_folder(self.attempt)
@@ -174,6 +188,7 @@ class Supervisor:
         self._stop_asked_ns = time.monotonic_ns()
         self._guardian.stop()
         self._await_stop()
+        self._signs.close()
         self._read_to_the_end()
         self._output.close_rank_streams()
         self._output.restore_terminal()
