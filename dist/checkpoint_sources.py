@@ -57,9 +57,27 @@ def read_source(source: Source) -> tuple[Mapping[str, Any], str]:
     if isinstance(source, Mapping):
         return source, "the state dict"
     if isinstance(source, nn.Module):
-        raise TypeError("source is a module; pass its state_dict()")
-    path = Path(source)
+        raise StateDictError(f"source is a {type(source).__name__}, a module.\nFix: pass its state_dict()")
+    if not isinstance(source, str | os.PathLike) or not isinstance(os.fspath(source), str):
+        raise StateDictError(
+            f"source={_short(source)}: neither a state dict nor a file.\n"
+            "Fix: a mapping of names to tensors, or the path of a checkpoint"
+        )
+    text = os.fspath(source)
+    if not text or "\0" in text:
+        raise MissingCheckpointError(f"source={text!r} names no file.\nFix: pass the path of a checkpoint")
+    if "://" in text:
+        raise MissingCheckpointError(
+            f"{text}: an address, not a file on this machine.\nFix: download it first, on one rank of each node "
+            "(rank_zero_first), and pass the path"
+        )
+    path = Path(text)
     return read_file(path), str(path)
+
+
+def _short(value: object) -> str:
+    words = repr(value)
+    return words if len(words) <= 80 else words[:77] + "..."
 
 
 def read_file(path: Path) -> Mapping[str, Any]:
@@ -95,12 +113,45 @@ def read_file(path: Path) -> Mapping[str, Any]:
     if start.startswith(b"PK"):
         if not zipfile.is_zipfile(path):
             raise _cut(path, "its table of contents, which comes last, is missing")
+        _refuse_other_archives(path)
         return _load_torch(path, mmap=True)
     if start[8:9] == b"{":
         return read_safetensors(path)
     if start[:1] == b"\x80":
         return _load_torch(path, mmap=False)
-    raise DamagedFileError(f"{path}: neither a torch nor a safetensors file (it starts with {start[:8]!r})")
+    stranger = next((words for magic, words in _STRANGERS.items() if start.lower().startswith(magic)), "")
+    raise DamagedFileError(
+        f"{path}: neither a torch nor a safetensors file, it starts with {start[:8]!r}{stranger}"
+    )
+
+
+# What is often found under a checkpoint's name.
+_STRANGERS = {
+    b"<": ": a web page, such as a download's error message.\nFix: download the file itself",
+    b"version https": ": the note that Git LFS leaves of a file which was not fetched.\nFix: git lfs pull",
+    b"\x1f\x8b": ": it is compressed.\nFix: gunzip it first",
+    b"\x93numpy": ": an array of numpy's.\nFix: save the tensors with torch.save or safetensors",
+}
+
+
+def _refuse_other_archives(path: Path) -> None:
+    """Zip archives that torch.load would take for damaged, or ask to run.
+
+    Raises:
+        CheckpointFileError: It is one of TorchScript's, or numpy's.
+    """
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    if any(name.endswith("/constants.pkl") or "/code/" in name for name in names):
+        raise CheckpointFileError(
+            f"{path}: a TorchScript archive, which is a program with its weights. Nothing of it was run.\n"
+            "Fix: torch.save(torch.jit.load(path).state_dict(), ...), if you know where it is from"
+        )
+    if names and all(name.endswith(".npy") for name in names):
+        raise CheckpointFileError(
+            f"{path}: numpy's archive of arrays.\n"
+            "Fix: pass {name: torch.from_numpy(array) for name, array in numpy.load(path).items()}"
+        )
 
 
 def _file_in_folder(folder: Path) -> Path:
@@ -268,6 +319,8 @@ def _allowed_names() -> set[str]:
 
 def _is_plain_torch(name: str) -> bool:
     module, _, last = name.rpartition(".")
+    if name == "torch.storage._load_from_bytes":  # tensors in a plain pickle: each is one more pickle
+        return False
     if module == "torch._utils":
         return last.startswith("_rebuild_")
     plain = {"Size", "Tensor", "Generator", "device", "dtype"}
@@ -296,7 +349,7 @@ def _tensors_in(value: Any, named: bool) -> Mapping[str, Any] | None:
 
 
 def _containers(
-    source: Mapping[Any, Any], path: str = "", depth: int = 3
+    source: Mapping[Any, Any], path: str = "", depth: int = 4
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, value in source.items():
         if not isinstance(name, str):
@@ -358,6 +411,15 @@ def pick_weights(
 
 def _same_values(first: Mapping[str, Any], others: list[Mapping[str, Any]]) -> bool:
     return all(
-        other.keys() == first.keys() and all(other[key] is value for key, value in first.items())
+        other.keys() == first.keys() and all(_same(other[key], value) for key, value in first.items())
         for other in others
     )
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether it is one tensor: ``model.state_dict()`` taken twice gives two objects for it."""
+    if first is second or not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return first is second
+    if first.is_meta or second.is_meta or shape_of(first) is None or first.shape != second.shape:
+        return False
+    return first.data_ptr() == second.data_ptr() and first.stride() == second.stride()

@@ -93,13 +93,26 @@ def nothing_matched(
         f"  model:      {sample_names(values)}",
         "The model would have kept its initial values.",
     ]
-    if pairing.hint:
+    elsewhere = _likely_place(weights)
+    if elsewhere:
+        lines.append(elsewhere)
+    elif pairing.hint:
         lines.append(pairing.hint[0].upper() + pairing.hint[1:])
     else:
         lines.append(
             "Fix: is this the checkpoint of this model? If its layers were renamed, pass rules=[(pattern, new)]"
         )
     return "\n".join(lines)
+
+
+def _likely_place(source: Mapping[str, Any]) -> str:
+    """Where the weights are rather, in words, for what is plainly something else; empty when nothing tells."""
+    if "param_groups" in source and "state" in source:
+        return "It is an optimizer's state.\nFix: pass the model's state dict"
+    for key, value in source.items():
+        if isinstance(value, list | tuple) and any(isinstance(part, Mapping) for part in value):
+            return f"{key!r} holds a list of {len(value)} dicts.\nFix: pass the one that is meant, e.g. source[{key!r}][0]"
+    return ""
 
 
 def keys_differ(name: str, problems: Sequence[str], match: Match, pairing: Pairing) -> KeysDifferError:
@@ -113,9 +126,10 @@ def keys_differ(name: str, problems: Sequence[str], match: Match, pairing: Pairi
     if match.unused_rules:
         lines.append(f"Rules that changed no key: {sample_names(match.unused_rules)}")
     fixes = []
-    if match.mismatched:
+    if match.mismatched and match.state_dict:
         fixes.append("ignore_mismatched=True keeps the model's own values where shapes differ")
     if match.missing or match.unexpected:
         fixes.append("strict=False loads what fits")
-    lines.append("Fix: is this the checkpoint of this model? If it is meant, " + "; ".join(fixes))
+    meant = " If it is meant, " + "; ".join(fixes) if fixes else ""
+    lines.append(f"Fix: is this the checkpoint of this model?{meant}")
     return KeysDifferError("\n".join(lines), match)

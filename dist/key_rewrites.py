@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.dist.wrappers import MODULE, RESERVED_COMPONENTS, WRAPPER_COMPONENTS
@@ -118,7 +118,8 @@ def pair_keys(
     for key in target:
         targets[canonical_key(key)].append(key)
 
-    averaged = {key for key, name in names.items() if _is_averaged(name, targets)}
+    flat_targets = {key.replace(".", joint) for key in targets for joint in ("", "_")}
+    averaged = {key for key, name in names.items() if _is_averaged(name, targets, flat_targets)}
     if all(
         key in averaged or not _is_weight(key) for key in names
     ):  # nothing but the average: it is what is meant
@@ -162,38 +163,73 @@ def _refuse_flattened(source: Iterable[str], target: Mapping[str, Shape | None])
 
 def _apply_rules(keys: Iterable[str], rules: Sequence[Rule]) -> tuple[dict[str, str], list[str]]:
     """Each key's name with the rules applied to its canonical form, and the rules that changed none."""
-    compiled = []
-    for pattern, replacement in rules:
-        try:
-            compiled.append((re.compile(pattern), replacement))
-        except re.error as error:
-            raise ValueError(
-                f"rename rule {pattern!r} is not a regular expression: {error}.\nFix: escape what is meant "
-                "literally with re.escape()"
-            ) from error
+    compiled = _compiled(rules)
     used = [False] * len(compiled)
     names = {}
     for key in keys:
         name = key
         for number, (pattern, replacement) in enumerate(compiled):
             before = canonical_key(name)
-            after = pattern.sub(replacement, before)
+            try:
+                after = pattern.sub(replacement, before)
+            except (re.error, IndexError) as error:  # a reference to a group that the pattern does not have
+                raise StateDictError(
+                    f"rename rule ({pattern.pattern!r}, {replacement!r}): {error}.\n"
+                    "Fix: refer to groups of the pattern, \\1 being the first; double a backslash that is meant literally"
+                ) from error
             if after != before:
                 used[number], name = True, after
         names[key] = name
     return names, [pattern.pattern for (pattern, _), hit in zip(compiled, used, strict=True) if not hit]
 
 
-def _is_averaged(name: str, targets: Mapping[str, list[str]]) -> bool:
+def _compiled(rules: Sequence[Rule]) -> list[tuple[re.Pattern[str], str]]:
+    """The rules, checked.
+
+    Raises:
+        StateDictError: They are no pairs of a regular expression and its replacement.
+    """
+    listed = list(rules) if isinstance(rules, Sequence) and not isinstance(rules, str | bytes) else [rules]
+    compiled = []
+    for rule in listed:
+        if not isinstance(rule, Sequence) or isinstance(rule, str | bytes) or len(rule) != 2:
+            raise _no_rule(rule)
+        pattern, replacement = rule
+        try:
+            compiled.append((re.compile(pattern), replacement))
+        except re.error as error:
+            raise StateDictError(
+                f"rename rule {pattern!r} is not a regular expression: {error}.\nFix: escape what is meant "
+                "literally with re.escape()"
+            ) from error
+        except TypeError:
+            raise _no_rule(rule) from None
+        if not isinstance(compiled[-1][0].pattern, str) or not (
+            isinstance(replacement, str) or callable(replacement)
+        ):
+            raise _no_rule(rule)
+    return compiled
+
+
+def _no_rule(rule: object) -> StateDictError:
+    return StateDictError(
+        f"rules: {rule!r} is no rename rule.\nFix: a list of pairs (regular expression, replacement), such as "
+        "rules=[('^backbone\\\\.', '')]"
+    )
+
+
+def _is_averaged(name: str, targets: Mapping[str, list[str]], flat_targets: Collection[str]) -> bool:
     canonical = canonical_key(name)
     if canonical in targets:
         return False
     if canonical == "n_averaged":
         return True
+    if canonical.startswith("ema_") and "." not in canonical:  # a buffer, which may have no dot in its name
+        return canonical.removeprefix("ema_") in flat_targets
     first, _, rest = canonical.partition(".")
     if first not in AVERAGED:
         return False
-    return rest in targets or rest in _AVERAGED_COUNTERS or rest in {t.replace(".", "") for t in targets}
+    return rest in targets or rest in _AVERAGED_COUNTERS or rest in flat_targets
 
 
 class _PrefixSearch:

@@ -82,7 +82,7 @@ def canonical_keys(model_or_keys: nn.Module | Iterable[str]) -> list[str]:
     if isinstance(model_or_keys, nn.Module):
         added = set(wrapper_paths(model_or_keys))
         return list(dict.fromkeys(canonical_name(key, added) for key in model_or_keys.state_dict()))
-    return list(collapsed_keys(_checked(model_or_keys)).values())
+    return list(collapsed_keys(_checked(model_or_keys, "model_or_keys")).values())
 
 
 def match_state_dict(
@@ -151,6 +151,13 @@ def load_state_dict(
         KeysDifferError: Keys are missing or unexpected (``strict``), or shapes differ.
         StateDictError: As for `match_state_dict`.
     """
+    if not isinstance(model, nn.Module):
+        raise StateDictError(
+            f"model={model!r} is no module: there is nothing to load into.\n"
+            "Fix: load_state_dict(model, source); match_state_dict() takes bare keys"
+        )
+    _check_flag("strict", strict)
+    _check_flag("ignore_mismatched", ignore_mismatched)
     match, state = fit_state_dict(model, source, strict, ignore_mismatched=ignore_mismatched, rules=rules)
     values = model.state_dict(keep_vars=True)
     on_meta = assigns(values)
@@ -168,13 +175,17 @@ def fit_state_dict(
     *,
     ignore_mismatched: bool = False,
     rules: Sequence[Rule] = (),
+    values: Mapping[str, Any] | None = None,
 ) -> tuple[Match, OrderedDict[str, Any]]:
     """What `load_state_dict` would load, under the model's keys, and the match; nothing is loaded.
+
+    `values` stand for the model's state dict where a strategy keeps its tensors elsewhere.
 
     Raises:
         StateDictError: As for `load_state_dict`.
     """
-    match, name, pairing, weights = _match(source, model, rules, ignore_mismatched=True)
+    target = model if values is None else values
+    match, name, pairing, weights = _match(source, target, rules, ignore_mismatched=True)
     state = OrderedDict(match.state_dict)
     if match.unexpected and match.missing:
         match, state = _with_own_translation(model, match, weights)
@@ -188,9 +199,11 @@ def fit_state_dict(
         problems.append(f"{len(match.missing)} missing: {sample_names(match.missing)}")
     if strict and match.unexpected:
         problems.append(f"{len(match.unexpected)} unexpected: {sample_names(match.unexpected)}")
+    if ignore_mismatched and match.mismatched and not state:
+        problems.append("nothing is left to load: the model would have kept all of its initial values")
     if problems:
         raise keys_differ(name, problems, match, pairing)
-    values = model.state_dict(keep_vars=True)
+    values = model.state_dict(keep_vars=True) if values is None else values
     _refuse_unequal_twins(values, match)
     assigns(values)
     if hasattr(match.state_dict, "_metadata"):
@@ -213,33 +226,42 @@ def assigns(values: Mapping[str, Any]) -> bool:
     return bool(on_meta)
 
 
-def _checked(keys: Iterable[str]) -> list[str]:
-    keys = list(keys)
-    if isinstance(keys, list) and any(not isinstance(key, str) for key in keys):
-        wrong = next(key for key in keys if not isinstance(key, str))
-        raise StateDictError(f"{wrong!r} is no key of a state dict: keys are strings")
-    return keys
+def _checked(keys: Iterable[str], name: str) -> list[str]:
+    if isinstance(keys, str | bytes | os.PathLike | type) or not isinstance(keys, Iterable):
+        raise StateDictError(
+            f"{name}={keys!r}: neither a module, nor a state dict, nor a list of its keys.\n"
+            "Fix: pass the model, or list(model.state_dict())"
+        )
+    listed = list(keys)
+    wrong = [key for key in listed if not isinstance(key, str)]
+    if wrong:
+        raise StateDictError(
+            f"{name}: {wrong[0]!r} is no key of a state dict.\nFix: keys are strings, such as 'fc.weight'"
+        )
+    return listed
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise StateDictError(f"{name}={value!r}.\nFix: {name}=True or False")
 
 
 def _target_values(target: Target) -> Mapping[str, Any]:
     if isinstance(target, nn.Module):
         return target.state_dict(keep_vars=True)
-    if isinstance(target, str | bytes | os.PathLike):
-        raise TypeError(f"target is {target!r}; it must be a module, a state dict or a list of keys")
-    if isinstance(target, Mapping):
-        _checked(target)
-        return target
-    return dict.fromkeys(_checked(target))
+    keys = _checked(target, "target")
+    return target if isinstance(target, Mapping) else dict.fromkeys(keys)
 
 
 def _match(
     source: Source, target: Target, rules: Sequence[Rule], ignore_mismatched: bool
 ) -> tuple[Match, str, Pairing, Mapping[str, Any]]:
-    everything, name = read_source(source)
+    _check_flag("ignore_mismatched", ignore_mismatched)
     values = _target_values(target)
+    everything, name = read_source(source)
     shapes = {key: shape_of(value) for key, value in values.items()}
     weights, container, others = pick_weights(everything, shapes)
-    _checked(weights)
+    _checked(weights, "source")
     pairing = pair_keys(
         {key: shape_of(value) for key, value in weights.items()},
         shapes,
@@ -249,6 +271,16 @@ def _match(
     for key, found in list(pairing.pairs.items()):
         if isinstance(values[found], Tensor) and not isinstance(weights[key], Tensor):
             del pairing.pairs[key]  # a plain value cannot fill a tensor: it is a stranger of the same name
+            kind = f"{type(weights[key]).__module__}.{type(weights[key]).__name__}".removeprefix("builtins.")
+            pairing.hint = (
+                f"{key!r} holds a {kind} where the model has a tensor.\n"
+                "Fix: pass tensors, e.g. {key: torch.as_tensor(value) for key, value in source.items()}"
+            )
+        elif shape_of(weights[key]) is None and shapes[found] is not None:
+            raise StateDictError(
+                f"{key!r} in {name} is a lazy parameter that has no shape and no values yet.\n"
+                "Fix: save the model after its first forward"
+            )
     if not pairing.pairs and values:
         raise NothingMatchedError(nothing_matched(name, weights, values, pairing, container))
     loaded: OrderedDict[str, Any] = OrderedDict()
@@ -404,4 +436,9 @@ def equal_values(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors hold the same; tensors on meta, which hold nothing, are taken for different ones."""
     if first.is_meta or second.is_meta:
         return False
-    return torch.equal(first, second.to(first.device))
+    second = second.to(first.device)
+    if torch.equal(first, second) or not first.is_floating_point():
+        return torch.equal(first, second)
+    nan, other_nan = first.isnan(), second.isnan()  # not equal to itself, though a copy of it is the same
+    same = torch.equal(nan, other_nan) and bool(nan.any())
+    return same and torch.equal(first.masked_fill(nan, 0), second.masked_fill(nan, 0))

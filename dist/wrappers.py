@@ -62,7 +62,14 @@ def unwrap(model: nn.Module) -> nn.Module:
         >>> model = torch.nn.Linear(2, 2)
         >>> unwrap(torch.compile(torch.nn.DataParallel(model))) is model
         True
+
+    Raises:
+        ValueError: ``model`` is no module.
     """
+    if isinstance(model, type) or not hasattr(model, "_modules"):
+        raise ValueError(
+            f"unwrap({model!r}): no module.\nFix: pass the model itself, an object of a class of torch.nn.Module"
+        )
     while (component := wrapped_component(model)) is not None:
         inner = model._modules[component]
         assert inner is not None
