@@ -4,6 +4,8 @@ It writes one JSON object a line as it goes, so that a crash keeps what came bef
 answer; what imports print goes to stderr.
 """
 
+from __future__ import annotations
+
 import ctypes
 import glob
 import importlib
@@ -15,9 +17,11 @@ import sys
 import time
 import types
 import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-ANSWER = os.dup(1)
-os.dup2(2, 1)
+ANSWER = 1
 
 # Extensions that are built against one torch, by package: a library that was built for another has
 # symbols that nobody defines.
@@ -66,15 +70,15 @@ LIBRARIES = [
 ]
 
 
-def tell(**facts):
+def tell(**facts: Any) -> None:
     os.write(ANSWER, json.dumps(facts).encode() + b"\n")
 
 
-def words(error):
+def words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def attempt(function, *args):
+def attempt(function: Callable[..., Any], *args: Any) -> Any:
     """What a function returns, None when it raises."""
     try:
         return function(*args)
@@ -82,7 +86,7 @@ def attempt(function, *args):
         return None
 
 
-def import_torch():
+def import_torch() -> Any:
     start = time.perf_counter()
     try:
         import torch
@@ -109,12 +113,12 @@ def import_torch():
     return torch
 
 
-def place_of(name):
+def place_of(name: str) -> str | None:
     spec = attempt(importlib.util.find_spec, name)
     return getattr(spec, "origin", None)
 
 
-def built(torch):
+def built(torch: Any) -> dict[str, Any]:
     """What torch was built with and for."""
     version = getattr(torch, "version", None)
     flags = attempt(lambda: torch._C._cuda_getArchFlags())
@@ -134,14 +138,14 @@ def built(torch):
     return {name: value for name, value in found.items() if value is not None}
 
 
-def dotted(cudnn):
+def dotted(cudnn: Any) -> str | None:
     """cuDNN's versions as they come: (9, 10, 2), 91002 or 8902."""
     if isinstance(cudnn, (tuple, list)):
         return ".".join(map(str, cudnn))
     return str(cudnn) if cudnn else None
 
 
-def ask_numpy(torch):
+def ask_numpy(torch: Any) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
@@ -154,9 +158,9 @@ def ask_numpy(torch):
     tell(torch={"numpy_works": works} if has_numpy else {}, messages=messages)
 
 
-def ask_mapped():
+def ask_mapped() -> None:
     """The libraries that this process has really mapped, and the versions they give."""
-    paths = {}
+    paths: dict[str, str] = {}
     with open("/proc/self/maps") as maps:
         for line in maps:
             path = line.split(None, 5)[-1].strip() if line.count("/") else ""
@@ -175,7 +179,7 @@ def ask_mapped():
     )
 
 
-def nccl_version(path):
+def nccl_version(path: str) -> str:
     number = ctypes.c_int()
     ctypes.CDLL(path).ncclGetVersion(ctypes.byref(number))
     value = number.value
@@ -184,7 +188,7 @@ def nccl_version(path):
     return f"{value // 10000}.{value % 10000 // 100}.{value % 100}"
 
 
-def cudnn_version(path):
+def cudnn_version(path: str) -> str:
     library = ctypes.CDLL(path)
     library.cudnnGetVersion.restype = ctypes.c_size_t
     value = library.cudnnGetVersion()
@@ -192,7 +196,7 @@ def cudnn_version(path):
     return f"{value // unit}.{value % unit // 100}.{value % 100}"
 
 
-def ask_cuda(torch):
+def ask_cuda(torch: Any) -> None:
     """Whether CUDA starts, and why not: the slow part, and the one that may hang."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -208,11 +212,11 @@ def ask_cuda(torch):
     tell(torch={name: value for name, value in found.items() if value is not None}, messages=messages)
 
 
-def has_device():
+def has_device() -> bool:
     return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
 
 
-def companion(name):
+def companion(name: str) -> dict[str, Any] | None:
     """Import torchvision or torchaudio as far as its compiled part: the rest takes a second and fails alike."""
     spec = attempt(importlib.util.find_spec, name)
     if spec is None:
@@ -232,7 +236,7 @@ def companion(name):
     return found
 
 
-def import_compiled_part(name, spec):
+def import_compiled_part(name: str, spec: Any) -> None:
     folder = os.path.dirname(spec.origin or "")
     parts = [part for part in ("extension", "_extension", "_meta_registrations") if is_part(folder, part)]
     if not parts or not spec.submodule_search_locations:
@@ -245,16 +249,16 @@ def import_compiled_part(name, spec):
     package.__file__ = spec.origin
     sys.modules[name] = package
     version = load_file(name + ".version", os.path.join(folder, "version.py"))
-    package.__version__ = getattr(version, "__version__", None)
+    package.__dict__["__version__"] = getattr(version, "__version__", None)
     for part in parts:
         importlib.import_module(f"{name}.{part}")
 
 
-def is_part(folder, part):
+def is_part(folder: str, part: str) -> bool:
     return os.path.exists(os.path.join(folder, part + ".py")) or os.path.isdir(os.path.join(folder, part))
 
 
-def load_file(name, path):
+def load_file(name: str, path: str) -> types.ModuleType | None:
     """A file that is a module, run without its package."""
     if not os.path.exists(path):
         return None
@@ -267,7 +271,7 @@ def load_file(name, path):
     return module
 
 
-def ask_extensions():
+def ask_extensions() -> None:
     """Load what was compiled against some torch: symbols that are missing show here."""
     messages = []
     for name in EXTENSIONS:
@@ -288,7 +292,7 @@ def ask_extensions():
         tell(messages=messages)
 
 
-def apart(function):
+def apart(function: Callable[[], None]) -> int:
     """Run a function in a fork of this process, which has torch already; name the signal it died of."""
     pid = os.fork()
     if pid == 0:
@@ -299,17 +303,20 @@ def apart(function):
     return pid
 
 
-def in_fork(name):
+def in_fork(name: str) -> None:
     found = companion(name)
     if found is not None:
         tell(**{name: found})
 
 
-def main():
+def main() -> None:
+    global ANSWER
+    ANSWER = os.dup(1)
+    os.dup2(2, 1)
     torch = import_torch()
     if torch is None:
         return
-    forks = {apart(lambda name=name: in_fork(name)): name for name in ("torchvision", "torchaudio")}
+    forks = {apart(partial(in_fork, name)): name for name in ("torchvision", "torchaudio")}
     forks[apart(ask_extensions)] = "extensions"
     ask_mapped()
     ask_numpy(torch)
@@ -322,4 +329,5 @@ def main():
             )
 
 
-main()
+if __name__ == "__main__":
+    main()
