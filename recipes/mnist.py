@@ -136,7 +136,13 @@ def loaders(settings: MnistSettings, sets: ImageSets) -> tuple[ShardLoader, Shar
         collate_fn=collate,
     )
     validation_loader, test_loader = (
-        ShardLoader(part, micro_batch_size=1000, collate_fn=datasets.whole_batch)
+        ShardLoader(
+            part,
+            global_batch_size=8000,
+            micro_batch_size=1000,
+            virtual_ranks=settings.virtual_ranks,
+            collate_fn=datasets.whole_batch,
+        )
         for part in (sets.validation, sets.test)
     )
     return train_loader, validation_loader, test_loader

@@ -151,6 +151,23 @@ def test_samples_and_keys_of_a_step_are_free_of_the_number_of_ranks(
     assert losses[0] == pytest.approx(losses[1], rel=0.2)  # dropout and batch norm see other rows
 
 
+@pytest.mark.parametrize("data", ["digits", "fake"])
+def test_virtual_ranks_write_the_same_lines_to_the_last_digit(
+    run_ranks: RankRunner, tmp_path: Path, data: str
+) -> None:
+    changes = {"data": data, "virtual_ranks": 4, "micro_batch_size": 9, "epochs": 1}
+    for world_size in (1, 2, 4):
+        folder = {"output_dir": f"run-{world_size}"}
+        run_ranks(_train, str(tmp_path), changes | folder, world_size=world_size)
+    text = (tmp_path / "run-1" / "metrics.jsonl").read_text()
+    assert {line["split"] for line in read_metrics(tmp_path / "run-1" / "metrics.jsonl")} == {
+        "train", "validation", "test",
+    }  # fmt: skip
+    for world_size in (2, 4):
+        assert (tmp_path / f"run-{world_size}" / "metrics.jsonl").read_text() == text
+        _assert_equal_runs(tmp_path / "run-1", tmp_path / f"run-{world_size}")
+
+
 def test_accumulation_takes_the_same_steps(run_ranks: RankRunner, tmp_path: Path) -> None:
     changes = {"epochs": 1, "dropout": 0.0, "ledger": "ledger", "output_dir": "run"}
     run_ranks(_train, str(tmp_path), changes | {"micro_batch_size": 8}, world_size=2)
