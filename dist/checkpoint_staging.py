@@ -39,6 +39,11 @@ class Staging:
         self._buffers = buffers
         return dict(buffers)
 
+    def place(self, name: str, tensor: Tensor) -> Tensor:
+        """The memory that `hold` copies this tensor into; what is written there need not be copied again."""
+        buffer = self._buffers[name] = self._buffer(name, tensor)
+        return buffer
+
     def room_for(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether the buffers that are still to be made fit well into the memory that is free."""
         needed = sum(

@@ -26,12 +26,12 @@ from phalanx.dist.checkpoint_errors import (
     OptimizerMismatchError,
     PlanMismatchError,
 )
+from phalanx.dist.checkpoint_gather import gather_parts
 from phalanx.dist.checkpoint_run_folder import RunFolder
 from phalanx.dist.checkpoint_shards import any_sharded, plan_shards
 from phalanx.dist.checkpoint_sources import Source
 from phalanx.dist.checkpoint_staging import MIN_BYTES, BackgroundWriter, Staging
 from phalanx.dist.checkpoint_writing import Gather, ShardedSave, gather_of_its_own, several_tries
-from phalanx.dist.optimizer_state import group_names, parameter_names
 from phalanx.dist.plain_values import NotPlainError
 from phalanx.dist.rank_errors import on_every_rank, on_rank_zero
 from phalanx.dist.run_state import Loader, Restored, RunState, Scheduler, Snapshot
@@ -126,7 +126,7 @@ class CheckpointManager:
                 f"loader is a {type(loader).__name__}, which does not know how far it is: a resumed run would repeat "
                 "samples.\nFix: pass the training ShardLoader"
             )
-        group_names(optimizer, parameter_names(model))
+        self.state.check()
         self.every_steps, self.every_s, self.asynchronous = every_steps, every_s, asynchronous
         self._counts_steps = False
         self._place = RunFolder(self.folder, keep)
@@ -237,6 +237,8 @@ class CheckpointManager:
         self._weights_bytes = sum(
             tensor.numel() * tensor.element_size() for tensor in snapshot.parts["model"].values()
         )
+        if snapshot.gather:
+            snapshot = replace(snapshot, parts=gather_parts(snapshot.parts, self._staging, world))
         if any_sharded(snapshot.parts):
             self._save_shards(snapshot, world)
         else:

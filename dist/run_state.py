@@ -24,15 +24,17 @@ from phalanx.dist.checkpoint_errors import (
 )
 from phalanx.dist.checkpoint_sources import MEMORY_FORMATS, Source
 from phalanx.dist.engines.engine import engine_of
+from phalanx.dist.flat_parts import FlatPart
+from phalanx.dist.held_state import HeldState, held_state, named_optimizer
 from phalanx.dist.key_rewrites import StateDictError
-from phalanx.dist.optimizer_state import export_optimizer, parameter_names, prepare_optimizer
+from phalanx.dist.optimizer_state import export_optimizer, prepare_optimizer
 from phalanx.dist.plain_values import decode, encode
 from phalanx.dist.shards import is_sharded, local_part
 from phalanx.dist.starting_points import named_optimizer_state, read_starting_point
 from phalanx.dist.state_dict import alias_groups, load_state_dict, match_state_dict
-from phalanx.dist.stored_loading import load_stored
+from phalanx.dist.stored_loading import load_held, load_stored
 from phalanx.dist.stored_tensors import StoredTensors
-from phalanx.dist.wrappers import canonical_name, wrapper_paths
+from phalanx.dist.wrappers import canonical_name, unwrap, wrapper_paths
 
 
 class Scheduler(Protocol):
@@ -84,6 +86,7 @@ class Snapshot:
     parts: dict[str, dict[str, Tensor]]
     metadata: dict[str, dict[str, str]]
     state: dict[str, Any]
+    gather: bool = False  # tensors that ranks hold in parts are to be brought together on rank 0
 
     def write(self, folder: Path) -> None:
         """Write all of it into an empty folder, the manifest last."""
@@ -117,6 +120,15 @@ class RunState:
     epoch: int = 0
     _scaler: dict[str, Any] | None = None
 
+    @property
+    def held(self) -> HeldState | None:
+        """What the model's engine keeps elsewhere, see `held_state`."""
+        return held_state(self.model)
+
+    def check(self) -> None:
+        """Raise a ValueError when the optimizer's state could not be stored by the model's names."""
+        assert named_optimizer(self.model, self.optimizer).groups is not None
+
     def capture(self) -> None:
         """Take what only the engine knows (fp16's loss scale). Every rank must call it before `snapshot`."""
         scaler = getattr(engine_of(self.model), "scaler", None)
@@ -146,7 +158,7 @@ class RunState:
 
     def digests(self) -> dict[str, Any]:
         """What all ranks must agree on after a restore."""
-        tensors, _, _ = model_tensors(self.model)
+        tensors, _, _ = model_tensors(self.model, None)
         digest = hashlib.blake2b(digest_size=16)
         for name in sorted(tensors):
             if not is_sharded(tensors[name]):  # of the others each rank holds another part
@@ -163,8 +175,9 @@ class RunState:
         """
         self.refuse_inside_step("save")
         progress = self.progress()
-        tensors, metadata, extra = model_tensors(self.model)
-        moments, optimizer = export_optimizer(self.optimizer, parameter_names(self.model))
+        held = self.held
+        tensors, metadata, extra = model_tensors(self.model, held)
+        moments, optimizer = export_optimizer(named_optimizer(self.model, self.optimizer))
         state = {
             "format": files.FORMAT,
             "progress": progress,
@@ -180,7 +193,8 @@ class RunState:
         parts = {"model": tensors, "optimizer": moments}
         for part in parts.values():
             files.check_tensors({name: local_part(tensor) for name, tensor in part.items()})
-        return Snapshot(progress["step"], parts, {"model": metadata, "optimizer": {}}, state)
+        gather = held is not None and not held.sharded
+        return Snapshot(progress["step"], parts, {"model": metadata, "optimizer": {}}, state, gather)
 
     def load(self, path: Path, partial_optimizer: bool, other_plan: bool, hashed: bool = False) -> Restored:
         """Check the whole checkpoint against this run, and only then load it; `hashed`: this rank has just hashed it."""
@@ -193,15 +207,21 @@ class RunState:
         extra = decode(state["model_extra"])
 
         def prepare() -> Callable[[], None]:
-            names = parameter_names(self.model)
-            return prepare_optimizer(self.optimizer, names, moments, state["optimizer"], partial_optimizer)
+            optimizer = named_optimizer(self.model, self.optimizer)
+            return prepare_optimizer(optimizer, moments, state["optimizer"], partial_optimizer)
 
-        self._load_both(
-            path, {**weights.on_meta(), **extra}, prepare, lambda: load_stored(self.model, weights, extra)
-        )
+        held = self.held
+
+        def load_weights() -> object:
+            if held is not None:
+                return load_held(unwrap(self.model), held, weights, extra)
+            return load_stored(self.model, weights, extra)
+
+        self._load_both(path, {**weights.on_meta(), **extra}, prepare, load_weights)
         scaler = getattr(engine_of(self.model), "scaler", None)
         if scaler is not None and state["scaler"]:
-            scaler.load_state_dict(decode(state["scaler"]))
+            # What another strategy's scaler keeps beside the scale may be less.
+            scaler.load_state_dict({**scaler.state_dict(), **decode(state["scaler"])})
         progress = state["progress"]
         self._go_to(progress, loader_state)
         scheduler = decode(state["scheduler"])
@@ -219,13 +239,18 @@ class RunState:
         def prepare() -> Callable[[], None]:
             if start.optimizer is None:
                 return lambda: None
-            names = parameter_names(self.model)
-            moments, plain = named_optimizer_state(start.optimizer, self.optimizer, names)
-            return prepare_optimizer(self.optimizer, names, moments, plain, partial_optimizer)
+            optimizer = named_optimizer(self.model, self.optimizer)
+            moments, plain = named_optimizer_state(start.optimizer, optimizer)
+            return prepare_optimizer(optimizer, moments, plain, partial_optimizer)
 
-        self._load_both(
-            start.name, start.content, prepare, lambda: load_state_dict(self.model, start.content)
-        )
+        held = self.held
+
+        def load_weights() -> object:
+            if held is not None:
+                return load_held(unwrap(self.model), held, start.content, {})
+            return load_state_dict(self.model, start.content)
+
+        self._load_both(start.name, start.content, prepare, load_weights)
         if start.scheduler is not None and self.scheduler is not None:
             self.scheduler.load_state_dict(dict(start.scheduler))
         step = start.epoch * (self.loader.plan.steps_per_epoch if self.loader is not None else 1)
@@ -247,7 +272,7 @@ class RunState:
             mismatch = error
         try:
             if mismatch is not None:
-                match = match_state_dict(weights, self.model)
+                match = match_state_dict(weights, self.model if self.held is None else self.held.values())
                 if not (match.missing or match.unexpected or match.mismatched):
                     raise mismatch
             load_weights()
@@ -277,11 +302,21 @@ def _versions() -> dict[str, str]:
     return {"phalanx": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
+def model_tensors(
+    model: nn.Module, held: HeldState | None
+) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
     """Tensors under canonical names (one name per tensor), the file's metadata, and plain extra state."""
-    added = set(wrapper_paths(model))
-    values = {canonical_name(key, added): value for key, value in model.state_dict(keep_vars=True).items()}
-    tensors = {key: value.detach() for key, value in values.items() if isinstance(value, Tensor)}
+    if held is not None:
+        values = held.values()
+    else:
+        added = set(wrapper_paths(model))
+        named = model.state_dict(keep_vars=True)
+        values = {canonical_name(key, added): value for key, value in named.items()}
+    tensors = {
+        key: value if isinstance(value, FlatPart) else value.detach()
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    }
     extra = {key: encode(value, key) for key, value in values.items() if key not in tensors}
     aliases = {}
     for first, *others in alias_groups(tensors):

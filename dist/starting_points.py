@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from phalanx.dist.checkpoint_errors import OptimizerMismatchError
-from phalanx.dist.checkpoint_sources import AVERAGED_ENTRIES, LIVE_ENTRIES, Source, read_source
-from phalanx.dist.optimizer_state import group_names
+from phalanx.dist.checkpoint_sources import Source, read_source
+from phalanx.dist.key_rewrites import AVERAGED_ENTRIES, LIVE_ENTRIES
+from phalanx.dist.named_optimizer import NamedOptimizer
 from phalanx.dist.plain_values import NotPlainError, encode
 
 OPTIMIZER_ENTRIES = ("optimizer", "optimizer_state_dict", "optim", "opt", "optimizer_states")
@@ -98,7 +98,7 @@ def _first_mapping(content: Mapping[str, Any], entries: Sequence[str]) -> Mappin
 
 
 def named_optimizer_state(
-    state: Mapping[str, Any], optimizer: Optimizer, names: Mapping[nn.Parameter, str]
+    state: Mapping[str, Any], optimizer: NamedOptimizer
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State that goes by parameter numbers, by names: as `export_optimizer` would have written it.
 
@@ -106,16 +106,16 @@ def named_optimizer_state(
         OptimizerMismatchError: Another number of parameters, or other shapes, or another optimizer's.
     """
     numbers = [number for group in state["param_groups"] for number in group["params"]]
-    ours = [name for group in group_names(optimizer, names) for name in group]
+    ours = [name for group in optimizer.groups for name in group]
     if len(numbers) != len(ours):
         raise OptimizerMismatchError(
             f"the optimizer was saved with {len(numbers)} parameters in {len(state['param_groups'])} groups, this run's "
-            f"has {len(ours)} in {len(optimizer.param_groups)}: {', '.join(ours[:5])}{', ...' if ours[5:] else ''}.\n"
+            f"has {len(ours)} in {len(optimizer.groups)}: {', '.join(ours[:5])}{', ...' if ours[5:] else ''}.\n"
             "State saved by number cannot be told apart. Fix: optimize the same parameters, or start from the weights "
             "alone: restore(else_from=saved['model'])"
         )
     name_of = dict(zip(numbers, ours, strict=True))
-    shapes = {name: parameter.shape for parameter, name in names.items()}
+    shapes = optimizer.shapes
     tensors: dict[str, Tensor] = {}
     rest: dict[str, dict[str, Any]] = {}
     for number, entries in state["state"].items():
@@ -124,14 +124,14 @@ def named_optimizer_state(
             if not isinstance(value, Tensor):
                 rest.setdefault(name, {})[entry] = encode(value, f"{name}/{entry}")
                 continue
-            if entry in set(_TELLING_ENTRY.values()) and value.shape != shapes[name]:
+            if entry in set(_TELLING_ENTRY.values()) and tuple(value.shape) != shapes[name]:
                 raise OptimizerMismatchError(
                     f"the saved optimizer's parameter {number} has {entry} of shape {list(value.shape)}, {name} has "
                     f"{list(shapes[name])}: the order of the parameters is another one.\n"
                     "Fix: build the optimizer from the parameters in the order they were saved in"
                 )
             tensors[f"{name}/{entry}"] = value
-    kind = type(optimizer).__name__
+    kind = optimizer.kind
     found = {key.rpartition("/")[2] for key in tensors}
     wanted = _TELLING_ENTRY.get(kind)
     if wanted is not None and wanted not in found and found & {*_TELLING_ENTRY.values()}:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.dist.shards import is_sharded
+from phalanx.dist.held_state import HeldState
+from phalanx.dist.shards import is_sharded, share_into
 from phalanx.dist.state_dict import Match, alias_groups, assigns, fit_state_dict
 from phalanx.dist.stored_tensors import StoredTensors
 
@@ -59,6 +60,52 @@ def load_stored(model: nn.Module, stored: StoredTensors, extra: Mapping[str, Any
         model.load_state_dict({key: tensor_for(rest[key]) for key in group}, strict=False)
     for key, value in straight.items():
         stored.fill(names[id(value)], values[key])
+    return match
+
+
+def load_held(
+    module: nn.Module, held: HeldState, source: Mapping[str, Any], extra: Mapping[str, Any]
+) -> Match:
+    """What `load_state_dict` does strictly, for a model whose parameters a strategy holds elsewhere.
+
+    Collective: every rank must call it.
+
+    Args:
+        module: The user's module, without wrappers.
+        held: Its state.
+        source: The checkpoint's tensors, stored or not, and for a foreign file all of its entries.
+        extra: Plain values, for modules with extra state.
+
+    Raises:
+        StateDictError: The names or shapes are not the model's; the model is as it was.
+        DamagedFileError: A tensor is not what was written.
+    """
+    stored = source if isinstance(source, StoredTensors) else None
+    values = held.values()
+    content = {**(source if stored is None else stored.on_meta()), **extra}
+    if stored is not None:
+        content.update(_unequal_names(values, content, stored))
+    names = {id(tensor): name for name, tensor in content.items() if isinstance(tensor, Tensor)}
+    match, state = fit_state_dict(module, content, values=values)
+
+    def is_stored(value: Any) -> bool:
+        return stored is not None and isinstance(value, Tensor) and value.is_meta
+
+    def read(value: Any, target: Tensor) -> None:
+        if is_stored(value):
+            assert stored is not None
+            stored.fill(names[id(value)], target)
+        else:
+            share_into(target, value)
+
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    rest = {
+        key: stored[names[id(value)]] if stored is not None and is_stored(value) else value
+        for key, value in state.items()
+        if key not in parameters
+    }
+    module.load_state_dict(rest, strict=False)
+    held.load({key: value for key, value in state.items() if key in parameters}, read)
     return match
 
 

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from phalanx.dist import checkpoint_files as files
 from phalanx.dist.checkpoint_sources import MEMORY_FORMATS, DamagedFileError, json_table
-from phalanx.dist.shards import Box, cut, is_sharded, local_boxes, local_part, share_of
+from phalanx.dist.flat_parts import Box, whole_box
+from phalanx.dist.shards import cut, is_sharded, local_pieces
 
 _PIECE_BYTES = 8 << 20
 _TORCH_DTYPES = {short: getattr(torch, name) for name, short in files.DTYPES.items() if hasattr(torch, name)}
@@ -114,7 +115,7 @@ class StoredTensors(Mapping[str, Tensor]):
             name = f"{part}.safetensors"
             header = self._header(name)
             self.stored = {
-                key: Stored(dtype, shape, (Chunk(name, key, ((0,) * len(shape), shape)),))
+                key: Stored(dtype, shape, (Chunk(name, key, whole_box(shape)),))
                 for key, (dtype, shape, _, _) in header.entries.items()
             }
             metadata = header.metadata
@@ -154,13 +155,16 @@ class StoredTensors(Mapping[str, Tensor]):
             DamagedFileError: What is read is not what was written.
         """
         stored = self.stored[self.aliases.get(name, name)]
-        whole_box: Box = ((0,) * len(stored.shape), stored.shape)
-        if not is_sharded(target) and len(stored.chunks) == 1 and stored.chunks[0].box == whole_box:
+        everything = whole_box(stored.shape)
+        if not is_sharded(target) and len(stored.chunks) == 1 and stored.chunks[0].box == everything:
             self._read(stored.chunks[0], target.detach())
             return
-        part = local_part(target)
-        for chunk, inside, here in _reads(stored, local_boxes(target)):
-            place = cut(part, here)
+        for box, piece in local_pieces(target):
+            self._fill_piece(stored, box, piece)
+
+    def _fill_piece(self, stored: Stored, box: Box, piece: Tensor) -> None:
+        for chunk, inside, here in _reads(stored, box):
+            place = cut(piece, here)
             if inside == ((0,) * len(stored.shape), chunk.box[1]):
                 self._read(chunk, place)
             else:
@@ -222,8 +226,10 @@ def _stored_in_shards(entry: Mapping[str, Any]) -> Stored:
     return Stored(_TORCH_DTYPES[entry["dtype"]], tuple(entry["shape"]), chunks)
 
 
-def _reads(stored: Stored, boxes: list[Box]) -> Iterator[tuple[Chunk, Box, Box]]:
-    """What to read: from which chunk, which box of the chunk, into which box of this rank's part."""
+def _reads(stored: Stored, wanted: Box) -> Iterator[tuple[Chunk, Box, Box]]:
+    """What to read: from which chunk, which box of the chunk, into which box of the one that is wanted."""
+    if 0 in wanted[1]:
+        return
     from torch.distributed.checkpoint import metadata as dcp
     from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
@@ -236,9 +242,7 @@ def _reads(stored: Stored, boxes: list[Box]) -> Iterator[tuple[Chunk, Box, Box]]
         torch.Size(stored.shape),
         [described(chunk.box) for chunk in stored.chunks],
     )
-    for item in create_read_items_for_chunk_list(
-        "", saved, [described(box) for box in boxes if 0 not in box[1]]
-    ):
+    for item in create_read_items_for_chunk_list("", saved, [described(wanted)]):
         assert item.storage_index.offset is not None
         chunk, sizes = by_offset[item.storage_index.offset], tuple(item.lengths)
         yield chunk, (tuple(item.storage_offsets), sizes), (tuple(item.dest_offsets), sizes)
@@ -260,11 +264,3 @@ def _read_exactly(handle: int, into: memoryview, start: int, path: Path) -> None
         if not count:
             raise DamagedFileError(f"{path}: cut short at byte {start + done}")
         done += count
-
-
-def share_into(target: Tensor, value: Tensor) -> None:
-    """Copy a whole tensor, or this rank's share of it, into `target`."""
-    if is_sharded(target):
-        local_part(target).copy_(local_part(share_of(value, target)))
-    else:
-        target.copy_(value)

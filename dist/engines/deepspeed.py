@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from phalanx.dist.engines.buffers import SharedBuffers, take_from_rank_zero
 from phalanx.dist.engines.ddp import refuse_sync_batch_norm_on_cpu
 from phalanx.dist.engines.deepspeed_config import clip_norm, make_config, precision_of, read_config
+from phalanx.dist.engines.deepspeed_parts import ZeroParts
 from phalanx.dist.engines.deepspeed_state import ZeroState
 from phalanx.dist.engines.engine import CountingLoader
 from phalanx.dist.engines.gradient_gate import GradientGate
@@ -108,6 +109,11 @@ class DeepSpeedEngine(SingleEngine):
         """Parameter names of each of the user's groups, in the order that `export` numbers them."""
         return self._state.group_names
 
+    @property
+    def held(self) -> ZeroParts | None:
+        """What a checkpoint reads and writes, see `HeldState`; None when model and optimizer have it all."""
+        return None if self._state.is_plain() else ZeroParts(self._state)
+
     def load(self, state: dict[str, Any]) -> None:
         """See `Engine.load`."""
         self._refuse_within_a_step()
@@ -150,16 +156,25 @@ class DeepSpeedEngine(SingleEngine):
 
 
 class _LossScale:
-    """DeepSpeed's loss scaler, with the state dict of torch's."""
+    """DeepSpeed's loss scaler, with a state dict as torch's has it."""
 
     def __init__(self, scaler: Any) -> None:
         self._scaler = scaler
 
     def state_dict(self) -> dict[str, Any]:
-        return {"scale": float(self._scaler.cur_scale)}
+        state = {"scale": float(self._scaler.cur_scale)}
+        if self._scaler.dynamic:
+            stable = self._scaler.cur_iter - self._scaler.last_overflow_iter - 1
+            state["_growth_tracker"] = stable % self._scaler.scale_window
+            state["hysteresis"] = self._scaler.cur_hysteresis
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._scaler.cur_scale = state["scale"]
+        if self._scaler.dynamic:
+            # It grows after a number of steps without an overflow, and counts them by the last one that had one.
+            self._scaler.last_overflow_iter = self._scaler.cur_iter - 1 - state.get("_growth_tracker", 0)
+            self._scaler.cur_hysteresis = state.get("hysteresis", self._scaler.delayed_shift)
 
 
 def build(

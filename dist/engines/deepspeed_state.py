@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from phalanx.dist.flat_parts import FlatPart
 
 
 class ZeroState:
@@ -21,22 +23,22 @@ class ZeroState:
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer | None) -> None:
-        self._module = module
+        self.module = module
         names = {id(param): name for name, param in module.named_parameters()}
         groups = optimizer.param_groups if optimizer is not None else [{"params": [*module.parameters()]}]
         self.group_names = [[names[id(param)] for param in group["params"]] for group in groups]
 
     def bind(self, engine: Any, optimizer: Optimizer) -> None:
         """Know what ``deepspeed.initialize`` has made of it."""
-        self._engine, self._optimizer = engine, optimizer
-        self._stage: int = engine.zero_optimization_stage()
-        self._params = dict(self._module.named_parameters())
+        self._engine, self.torch_optimizer = engine, optimizer
+        self.stage: int = engine.zero_optimization_stage()
+        self.params = dict(self.module.named_parameters())
 
     def model(self) -> dict[str, Tensor]:
         """All parameters, in fp32 where DeepSpeed keeps such, and buffers, by name."""
-        state = dict(self._module.state_dict())
-        whole = {id(param): self._whole(param) for param in self._params.values()}
-        for name, param in self._module.named_parameters(remove_duplicate=False):
+        state = dict(self.module.state_dict())
+        whole = {id(param): self._whole(param) for param in self.params.values()}
+        for name, param in self.module.named_parameters(remove_duplicate=False):
             if name in state:
                 state[name] = whole[id(param)]
         return state
@@ -45,37 +47,37 @@ class ZeroState:
         """Put back what `model` returned."""
         from deepspeed import zero
 
-        own = self._module.state_dict()
+        own = self.module.state_dict()
         missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
         if missing or unexpected:
             raise ValueError(f"engine.load(): missing {missing[:4]}, unexpected {unexpected[:4]}")
         with torch.no_grad():
-            for name, buffer in self._module.named_buffers(remove_duplicate=False):
+            for name, buffer in self.module.named_buffers(remove_duplicate=False):
                 if name in state:
                     buffer.copy_(state[name])
-            for name, param in self._params.items():
+            for name, param in self.params.items():
                 value = state[name].detach()
-                if self._stage == 3:
+                if self.stage == 3:
                     with zero.GatheredParameters([param], modifier_rank=0):
                         param.data.copy_(value)
                 else:
                     param.data.copy_(value)
-                if self._is_master(param):
+                if self.is_master(param):
                     self._set(param, value)
 
     def optimizer(self) -> dict[str, Any]:
         """The optimizer's state dict, parameters numbered as in the user's groups."""
-        if self._is_plain():
-            return self._optimizer.state_dict()
+        if self.is_plain():
+            return self.torch_optimizer.state_dict()
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        whole, shared = self._entries()
+        whole, shared = self.entries()
         state: dict[int, dict[str, Any]] = {}
         number = 0
         for group in self.group_names:
             for name in group:
-                param = self._params[name]
-                if self._is_master(param) and (whole or shared):
+                param = self.params[name]
+                if self.is_master(param) and (whole or shared):
                     found = {key: safe_get_full_optimizer_state(param, key) for key in whole}
                     state[number] = {
                         **{key: value for key, value in found.items() if value is not None},
@@ -84,7 +86,7 @@ class ZeroState:
                 number += 1
         options = [
             {key: value for key, value in group.items() if key != "params"}
-            for group in self._optimizer.param_groups
+            for group in self.torch_optimizer.param_groups
         ]
         groups, start = [], 0
         for option, names in zip(options, self.group_names, strict=True):
@@ -94,10 +96,12 @@ class ZeroState:
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Put back what `optimizer` returned."""
-        if self._is_plain():
-            self._optimizer.load_state_dict(copy.deepcopy(dict(state)))  # torch keeps the tensors it is given
+        if self.is_plain():
+            self.torch_optimizer.load_state_dict(
+                copy.deepcopy(dict(state))
+            )  # torch keeps the tensors it is given
             return
-        for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
+        for group, saved in zip(self.torch_optimizer.param_groups, state["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         names = [name for group in self.group_names for name in group]
@@ -107,20 +111,22 @@ class ZeroState:
             if number in state["state"]
         }
         if not entries:
-            self._optimizer.state.clear()
+            self.forget_entries()
             return
-        self._allocate(entries)
+        example = next(iter(entries.values()))
+        by_element = [k for k, value in example.items() if isinstance(value, Tensor) and value.dim() > 0]
+        self.allocate(by_element, {k: value for k, value in example.items() if k not in by_element})
         for name, saved in entries.items():
-            param = self._params[name]
+            param = self.params[name]
             for key, value in saved.items():
                 if isinstance(value, Tensor) and value.dim() > 0:
                     self._set(param, value, key)
 
-    def _is_plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Stage 0 in fp32: the user's own optimizer over the user's own parameters."""
-        return self._engine.optimizer is self._optimizer
+        return self._engine.optimizer is self.torch_optimizer
 
-    def _is_master(self, param: nn.Parameter) -> bool:
+    def is_master(self, param: nn.Parameter) -> bool:
         kept = hasattr(param, "_hp_mapping") or (hasattr(param, "ds_id") and hasattr(param, "_z3_optimizer"))
         return param.requires_grad and kept
 
@@ -128,10 +134,10 @@ class ZeroState:
         from deepspeed import zero
         from deepspeed.utils import safe_get_full_fp32_param
 
-        if self._is_master(param):
+        if self.is_master(param):
             value: Tensor = safe_get_full_fp32_param(param)
             return value
-        if self._stage == 3:
+        if self.stage == 3:
             with zero.GatheredParameters([param]):
                 return param.detach().clone()
         return param.detach()
@@ -141,52 +147,117 @@ class ZeroState:
         from deepspeed import utils
 
         flat = value.detach().to(param.device, torch.float32, copy=True)
-        if self._stage < 3:
+        if self.stage < 3:
             if key is None:
                 utils.safe_set_full_fp32_param(param, flat)
             else:
                 utils.safe_set_full_optimizer_state(param, flat, key)
             return
         # Stage 3's own function for whole tensors fails where the last part is padded.
-        kept = utils.safe_get_local_fp32_param(param)
-        part, size, rank = torch.zeros_like(kept), kept.numel(), dist.get_rank()
-        mine = flat.reshape(-1)[rank * size : (rank + 1) * size]
-        part[: mine.numel()] = mine
+        start, end = self._range(param)
+        self.put_part(param, flat.reshape(-1)[start:end], key)
+
+    # This rank's parts
+
+    def shape(self, param: nn.Parameter) -> tuple[int, ...]:
+        """Of the whole parameter."""
+        return tuple(param.ds_shape if self.stage == 3 else param.shape)  # type: ignore[attr-defined]
+
+    def part(self, param: nn.Parameter, key: str | None = None) -> FlatPart:
+        """What this rank holds of the fp32 weight, or of the optimizer's ``key``."""
+        shape = self.shape(param)
+        if self.stage == 3:
+            from deepspeed import utils
+
+            kept = utils.safe_get_local_fp32_param(param)
+            if key is not None:
+                kept = utils.safe_get_local_optimizer_state(param, key)
+            start, end = self._range(param)
+            return FlatPart(kept[: end - start], start, shape)
+        mapping = param._hp_mapping  # type: ignore[attr-defined]
+        if mapping is None:
+            return FlatPart(torch.empty(0, device=param.device), 0, shape)
+        flat = self._parts()[mapping.param_group_index]
+        if key is not None:
+            flat = self.torch_optimizer.state[flat][key]
+        place = mapping.get_hp_fragment_address()
+        run = flat.detach().narrow(0, place.start, place.numel)
+        return FlatPart(run, mapping.lp_fragment_address.start, shape)
+
+    def own_part(self, param: nn.Parameter) -> FlatPart:
+        """Stage 3: what this rank holds of the weight that the forward uses."""
+        start, end = self._range(param)
+        return FlatPart(param.ds_tensor.detach()[: end - start], start, self.shape(param))  # type: ignore[attr-defined]
+
+    def put_part(self, param: nn.Parameter, run: Tensor, key: str | None = None) -> None:
+        """Replace what `part` returns."""
+        if self.stage < 3:
+            self.part(param, key).run.copy_(run)
+            return
+        from deepspeed import utils
+
+        padded = torch.zeros(param.ds_tensor.numel(), device=param.ds_tensor.device)  # type: ignore[attr-defined]
+        padded[: run.numel()] = run
         if key is None:
-            utils.safe_set_local_fp32_param(param, part)
+            utils.safe_set_local_fp32_param(param, padded)
         else:
-            utils.safe_set_local_optimizer_state(param, part, key)
+            utils.safe_set_local_optimizer_state(param, padded, key)
+
+    def _range(self, param: nn.Parameter) -> tuple[int, int]:
+        """Stage 3: this rank's elements of the flattened parameter, without the padding."""
+        size = param.ds_tensor.ds_numel  # type: ignore[attr-defined]
+        start = min(dist.get_rank() * size, param.ds_numel)  # type: ignore[attr-defined]
+        return start, min(start + size, param.ds_numel)  # type: ignore[attr-defined]
+
+    # DeepSpeed's flat parameters
 
     def _parts(self) -> list[nn.Parameter]:
         """DeepSpeed's own flat parameters, this rank's part of each group."""
-        if self._stage == 3:
+        if self.stage == 3:
             return [part for part in self._engine.optimizer.fp32_partitioned_groups_flat if part is not None]
-        return [part for group in self._optimizer.param_groups for part in group["params"]]
+        return [part for group in self.torch_optimizer.param_groups for part in group["params"]]
 
-    def _entries(self) -> tuple[list[str], dict[str, Any]]:
-        """Names of what the optimizer keeps for each element, and what it keeps once."""
+    def entries(self) -> tuple[list[str], dict[str, Any]]:
+        """Names of what the optimizer keeps for each element, and what it keeps once.
+
+        Raises:
+            ValueError: It keeps something of another size, which belongs to no parameter.
+        """
         for part in self._parts():
-            kept = self._optimizer.state.get(part)
-            if kept:
-                whole = [
-                    key
-                    for key, value in kept.items()
-                    if isinstance(value, Tensor) and value.numel() == part.numel() and value.dim() > 0
-                ]
-                return whole, {key: value for key, value in kept.items() if key not in whole}
+            kept = self.torch_optimizer.state.get(part)
+            if not kept:
+                continue
+            sized = {key for key, value in kept.items() if isinstance(value, Tensor) and value.dim() > 0}
+            odd = sorted(key for key in sized if kept[key].shape != part.shape)
+            if odd:
+                raise ValueError(
+                    f"{type(self.torch_optimizer).__name__} keeps {', '.join(odd)}, which is not one number for each element: "
+                    "under ZeRO its parameters are joined and cut, and that state is no parameter's.\n"
+                    "Fix: strategy='fsdp' or 'ddp' with this optimizer, or ZeRO with SGD, Adam or AdamW"
+                )
+            return sorted(sized), {key: value for key, value in kept.items() if key not in sized}
         return [], {}
 
-    def _allocate(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        """Make room for the state to come, as the first step would."""
-        example = next(iter(entries.values()))
+    def allocate(self, by_element: Iterable[str], once: Mapping[str, Any]) -> None:
+        """Make room for the state to come, as the first step would; what is kept once is put in."""
         for part in self._parts():
-            kept = self._optimizer.state[part]
-            for key, value in example.items():
-                if isinstance(value, Tensor) and value.dim() > 0:
-                    if key not in kept:
-                        kept[key] = torch.zeros_like(part)
-                else:
-                    kept[key] = value.clone() if isinstance(value, Tensor) else value
+            kept = self.torch_optimizer.state[part]
+            for key in by_element:
+                if not isinstance(kept.get(key), Tensor) or kept[key].shape != part.shape:
+                    kept[key] = torch.zeros_like(part, requires_grad=False)
+            for key, value in once.items():
+                kept[key] = value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+        self._link(linked=False)
         link = getattr(self._engine.optimizer, "_lazy_init_hp_params_optimizer_state", None)
         if link is not None:
             link()
+
+    def forget_entries(self) -> None:
+        """Let the optimizer start afresh."""
+        self.torch_optimizer.state.clear()
+        self._link(linked=False)
+
+    def _link(self, *, linked: bool) -> None:
+        """Whether DeepSpeed's own functions still find the optimizer's tensors where they were."""
+        if hasattr(self._engine.optimizer, "_hp_optimizer_states_linked"):
+            self._engine.optimizer._hp_optimizer_states_linked = linked
