@@ -17,15 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.dist.checkpoint_files import SHARDS_FILE
-from phalanx.dist.key_rewrites import AmbiguousKeysError, Shape, StateDictError, pair_keys, sample_names
+from phalanx.dist.key_rewrites import (
+    AVERAGED_ENTRIES,
+    LIVE_ENTRIES,
+    AmbiguousKeysError,
+    Shape,
+    StateDictError,
+    pair_keys,
+    sample_names,
+)
 
 Source = Mapping[str, Any] | str | os.PathLike[str]
 
-# Entries under which scripts and trainers keep the weights, live ones first.
-LIVE_ENTRIES = ("state_dict", "model_state_dict", "model", "module", "network", "net", "weights", "params")
 # Strides that change which kernels run, and so the last bits: noted beside a tensor in a file's metadata.
 MEMORY_FORMATS = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
-AVERAGED_ENTRIES = ("ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema", "params_ema")
 
 
 _WEIGHT_FILES = (

@@ -12,6 +12,9 @@ from phalanx.dist.wrappers import MODULE, RESERVED_COMPONENTS, WRAPPER_COMPONENT
 Shape = tuple[int, ...]
 Rule = tuple["str | re.Pattern[str]", str]
 
+# Entries under which scripts and trainers keep the weights, live ones first.
+LIVE_ENTRIES = ("state_dict", "model_state_dict", "model", "module", "network", "net", "weights", "params")
+AVERAGED_ENTRIES = ("ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema", "params_ema")
 # First components under which training scripts keep an averaged copy beside the live weights.
 AVERAGED = frozenset(
     {"ema", "ema_model", "ema_module", "model_ema", "ema_net", "net_ema", "averaged_model", "avg_model"}
