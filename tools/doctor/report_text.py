@@ -1,0 +1,155 @@
+"""Facts out of a pasted report: whatever mix of tools' output, tracebacks and prose it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from phalanx.tools.doctor.draft import Draft
+from phalanx.tools.doctor.facts import Facts
+from phalanx.tools.doctor.facts_json import to_json
+from phalanx.tools.doctor.report_clean import LONGEST_TEXT, clean_lines
+from phalanx.tools.doctor.report_labels import LABELS, PLAIN_LABELS, key_of, split_label
+from phalanx.tools.doctor.report_loose import is_own, own_facts, parse_object, read_object
+from phalanx.tools.doctor.report_prose import gpu_in_prose, read_prose
+from phalanx.tools.doctor.report_tables import read_table_line
+from phalanx.tools.doctor.report_values import gpu_name, is_gpu_line
+from phalanx.tools.doctor.symptoms import matters
+
+MOST_MESSAGES = 400
+# What a report should hold so that the common causes can be told: the name shown, and the facts behind it.
+WANTED = (
+    ("torch version", ("torch.version",)),
+    ("CUDA of the torch build", ("torch.cuda", "torch.hip")),
+    ("whether CUDA is available", ("torch.cuda_available",)),
+    ("torchvision version", ("torchvision.version",)),
+    ("Python version", ("python.version",)),
+    ("operating system", ("platform.os", "platform.system")),
+    ("NVIDIA driver", ("driver.version", "driver.cuda")),
+    ("GPUs", ("gpus",)),
+    ("CUDA toolkit (nvcc)", ("compilers.nvcc",)),
+    ("packages", ("packages",)),
+    ("environment variables", ("env",)),
+    ("shared memory", ("limits.shm_total_bytes",)),
+    ("error messages", ("messages",)),
+)
+
+
+@dataclass(frozen=True)
+class ReadReport:
+    """Facts that a report gave, and the names of those it gave and lacked."""
+
+    facts: Facts
+    found: tuple[str, ...]
+    lacked: tuple[str, ...]
+
+
+def facts_from_text(text: str) -> ReadReport:
+    """Read a report: collect_env, `accelerate env`, `ds_report`, nvidia-smi, lists, logs, prose, or JSON.
+
+    Never raises, and takes time linear in the text.
+
+    >>> facts_from_text("PyTorch version: 1.6.0\\nCUDA used to build PyTorch: 10.2").facts.torch.cuda
+    '10.2'
+    """
+    data = parse_object(text) if len(text) <= LONGEST_TEXT else None
+    if data is not None and is_own(data):
+        facts = own_facts(data)
+        return _report(replace(facts, live=False))
+    draft = Draft()
+    if data is not None:
+        read_object(draft, data)
+    else:
+        _read_lines(draft, clean_lines(text))
+    return _report(draft.facts())
+
+
+def _read_lines(draft: Draft, lines: list[str]) -> None:
+    words: list[str] = []
+    in_gpus = False
+    for position, line in enumerate(lines):
+        listed = is_gpu_line(line) if "(UUID" not in line else None
+        if listed:
+            gpu_name(draft, *listed)
+            continue
+        if in_gpus and line.strip() and not split_label(line) and len(line) < 80 and not line.startswith("["):
+            LABELS["gpus"](draft, line.strip())
+        in_gpus = False
+        if read_table_line(draft, line):
+            continue
+        pair = split_label(line)
+        if pair is not None:
+            in_gpus = key_of(pair[0]) == "gpumodelsandconfiguration" and not pair[1]
+            LABELS[key_of(pair[0])](draft, pair[1])
+            _answer(draft, lines, position)
+        read_prose(draft, line)
+        if pair is None or key_of(pair[0]) not in PLAIN_LABELS:
+            words.append(line)
+    _interactive(draft, lines)
+    if not draft.gpus:
+        _gpu_from_prose(draft, words)
+    draft.messages.extend(_kept(words))
+
+
+def _answer(draft: Draft, lines: list[str], position: int) -> None:
+    """Nothing to do for a labelled line with its value; kept apart for labels whose value is on the next line."""
+    pair = split_label(lines[position])
+    following = lines[position + 1].strip() if position + 1 < len(lines) else ""
+    if pair and not pair[1] and following and split_label(following) is None and len(following) < 60:
+        LABELS[key_of(pair[0])](draft, following.strip("'\"`"))
+
+
+_ASKED = {
+    "torch.__version__": "torchversion",
+    "torch.version.cuda": "torchcuda",
+    "torch.cuda.is_available()": "cudaavailable",
+    "torch.cuda.get_arch_list()": "torcharchlist",
+    "torch.cuda.nccl.version()": "nccl",
+    "torch.backends.cudnn.version()": "cudnnfound",
+    "torch.cuda.get_device_name(0)": "gpuname",
+    "torch.cuda.get_device_name()": "gpuname",
+    "torch.cuda.get_device_capability()": "computecapability",
+    "torchvision.__version__": "torchvisionversion",
+    "numpy.__version__": "numpyversion",
+    "np.__version__": "numpyversion",
+}
+
+
+def _interactive(draft: Draft, lines: list[str]) -> None:
+    """An interpreter session: a question, its answer on the next line (or after an arrow or a colon)."""
+    for position, line in enumerate(lines):
+        question = line.strip().removeprefix(">>>").strip().removeprefix("print(").strip()
+        name = next((name for name in _ASKED if question.startswith(name)), None)
+        if name is None:
+            continue
+        rest = question[len(name) :].lstrip(") ").lstrip("=:->#").strip().strip("'\"`")
+        answer = rest or (lines[position + 1].strip().strip("'\"`") if position + 1 < len(lines) else "")
+        label = _ASKED[name]
+        if label in LABELS and (answer or rest == ""):
+            LABELS[label](draft, None if answer in ("", "None") and label == "torchcuda" else answer)
+        elif label == "numpyversion" and answer[:1].isdigit():
+            draft.package("numpy", answer)
+
+
+def _gpu_from_prose(draft: Draft, words: list[str]) -> None:
+    name = gpu_in_prose(words[:2_000])
+    if name is not None:
+        draft.gpu(None, name=name)
+
+
+def _kept(words: list[str]) -> list[str]:
+    """The lines that checks draw on; of a long text those that show a symptom, and the beginning."""
+    if len(words) <= MOST_MESSAGES:
+        return words
+    telling = [line for line in words if matters(line)]
+    return [*words[: MOST_MESSAGES // 2], *telling[:MOST_MESSAGES]]
+
+
+def _report(facts: Facts) -> ReadReport:
+    known = to_json(facts)
+    paths = {
+        f"{group}.{name}" for group, values in known.items() if isinstance(values, dict) for name in values
+    }
+    paths |= set(known)
+    found = tuple(name for name, needed in WANTED if paths & set(needed))
+    lacked = tuple(name for name, needed in WANTED if not paths & set(needed))
+    return ReadReport(facts, found, lacked)

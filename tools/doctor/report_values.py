@@ -1,0 +1,565 @@
+"""What stands behind a label, read into a draft of facts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from phalanx.tools.doctor.draft import Draft
+from phalanx.tools.doctor.quantities import number, size_bytes, truth
+from phalanx.tools.facts.versions import cuda_of_tag, version_of
+
+_NOTHING = ("", "none", "n/a", "na", "null", "could not collect", "not available", "unknown", "?", "-", "not found",
+            "not installed", "no response", "false", "no")  # fmt: skip
+_TORCH = re.compile(r"\d{1,2}\.\d{1,3}(?:\.\d{1,3})?[\w.+-]{0,60}")
+_CONTAINERS = (
+    "docker",
+    "podman",
+    "singularity",
+    "apptainer",
+    "kubernetes",
+    "k8s",
+    "enroot",
+    "lxc",
+    "container",
+)
+
+
+def known(value: Any) -> str | None:
+    """The value as text, None where the report says that there is none."""
+    if value is None or isinstance(value, (bool, dict, list)):
+        return None
+    text = str(value).strip()
+    return None if text.lower() in _NOTHING else text
+
+
+def items(value: Any) -> list[str]:
+    """A list, or the parts of a text that lists things."""
+    if isinstance(value, (list, tuple)):
+        return [str(item) for item in value if item is not None]
+    return [part.strip() for part in re.split(r"[,;\n]|\s/\s", str(value or "")) if part.strip()]
+
+
+def version_text(value: Any) -> str | None:
+    """The first version number in a value, as it was written."""
+    text = known(value)
+    match = re.search(r"\d{1,6}(?:\.\d{1,6}){0,4}", text or "")
+    return match.group() if match else None
+
+
+def torch_version(draft: Draft, value: Any) -> None:
+    """ "2.4.0+cu121 (True)", "1.10.0 py3.7_cuda10.2_cudnn7.6.5_0", "1.5.1+cu101 (central) and a newer one"."""
+    text = known(value)
+    match = _TORCH.search(text or "")
+    if text is None or match is None:
+        return
+    version = match.group().rstrip(".,-")
+    draft.put("torch.version", version)
+    draft.hint("torch.installed", True)
+    tag = cuda_of_tag(version)
+    if tag is not None:
+        draft.hint("torch.cuda", tag)
+    build = re.search(r"cuda(\d{1,2}\.\d)|_(cpu)_", text)
+    if build:
+        draft.hint("torch.cuda", build[1] or "")
+    rocm = re.search(r"rocm(\d{1,2}\.\d)", text)
+    if rocm:
+        draft.hint("torch.hip", rocm[1])
+        draft.hint("torch.cuda", "")
+    answer = re.search(r"\((true|false|cuda|cpu|na|xpu|mps)\)", text, re.I)
+    if answer:
+        draft.hint("torch.cuda_available", answer[1].lower() in ("true", "cuda"))
+
+
+def torch_cuda(draft: Draft, value: Any) -> None:
+    """The CUDA of the build; "Could not collect" is how the first collect_env says that there is none."""
+    text = str(value if value is not None else "").strip()
+    if re.match(r"\d", text):
+        draft.put("torch.cuda", version_text(text) if not re.search(r"\.x", text) else text.split()[0])
+    elif value is None or text.lower() in ("none", "could not collect", "n/a", "cpu", "no"):
+        draft.put("torch.cuda", "")
+
+
+def torch_hip(draft: Draft, value: Any) -> None:
+    """The ROCm of the build."""
+    draft.put("torch.hip", version_text(value) if known(value) else "")
+
+
+def arch_list(draft: Draft, value: Any) -> None:
+    """Architectures, in any list form."""
+    text = " ".join(value) if isinstance(value, (list, tuple)) else str(value)
+    entries = re.findall(r"\b(?:sm|compute)_\d{2,3}[af]?\b|\bgfx[0-9a-f]{3,4}\b", text)
+    if entries:
+        draft.put("torch.arch_list", list(dict.fromkeys(entries)))
+
+
+def operating_system(draft: Draft, value: Any) -> None:
+    """Name of the operating system."""
+    text = known(value)
+    if text:
+        draft.put("platform.os", text)
+        _system(draft, text)
+
+
+def _system(draft: Draft, text: str) -> None:
+    words = text.lower()
+    if re.search(r"\bwsl|microsoft-standard|windows subsystem", words):
+        draft.hint("platform.wsl", True)
+        draft.hint("platform.system", "linux")
+    elif "windows" in words or re.search(r"\bwin(?:32|10|11|dows)?\b", words):
+        draft.hint("platform.system", "windows")
+    elif re.search(r"mac ?os|darwin|os ?x\b|apple", words):
+        draft.hint("platform.system", "darwin")
+    elif re.search(
+        r"linux|ubuntu|debian|cent ?os|red hat|rhel|fedora|suse|arch\b|arch-based|rocky|alma|amazon|pop!|mint|manjaro|gentoo|nixos|wsl",
+        words,
+    ):
+        draft.hint("platform.system", "linux")
+    machine = re.search(r"\b(x86_64|amd64|aarch64|arm64|ppc64le|64-bit arm)\b", words)
+    if machine:
+        draft.hint("platform.machine", machine[1])
+    if re.search(r"tegra|jetson|l4t|jetpack", words):
+        draft.hint("platform.jetson", True)
+    libc = re.search(r"glibc(\d\.\d{1,2})", words)
+    if libc:
+        draft.hint("platform.libc", libc[1])
+
+
+def platform(draft: Draft, value: Any) -> None:
+    """ "Linux-5.15.0-x86_64-with-glibc2.35", or what people call a platform: "docker nvidia/cuda:10.1-devel"."""
+    text = known(value)
+    if text is None:
+        return
+    _system(draft, text)
+    kernel(draft, text)
+    container(draft, text)
+    image(draft, text)
+    docker_options(draft, text)
+    draft.hint("platform.os", text)
+
+
+def kernel(draft: Draft, value: Any) -> None:
+    """A kernel's release."""
+    match = re.search(r"\b(\d\.\d{1,2}\.\d{1,3}-[\w.+-]{1,60})", str(value or ""))
+    if match:
+        draft.hint("platform.kernel", match[1])
+        _system(draft, str(value))
+
+
+def gcc(draft: Draft, value: Any) -> None:
+    """ "(Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0": the last number is the version."""
+    text = known(value)
+    if text is None:
+        draft.hint("compilers.gcc", "" if str(value).lower() == "could not collect" else None)
+        return
+    versions = re.findall(
+        r"\b\d{1,2}\.\d{1,2}\.\d{1,2}\b", re.sub(r"\([^()]{0,120}\)", " ", text)
+    ) or re.findall(r"\b\d{1,2}\.\d{1,2}(?:\.\d{1,2})?\b|\b\d{1,2}\b", text)
+    if versions:
+        draft.put("compilers.gcc", versions[0])
+
+
+def clang(draft: Draft, value: Any) -> None:
+    """Clang's version."""
+    draft.put("compilers.clang", version_text(value))
+
+
+def python_version(draft: Draft, value: Any) -> None:
+    """ "3.10.12 (main, ...) [GCC 11.4.0] (64-bit runtime)"."""
+    text = known(value)
+    if text is None:
+        return
+    draft.put("python.version", version_text(text))
+    if re.search(r"conda", text, re.I):
+        draft.hint("python.installer", "conda")
+
+
+def installer(draft: Draft, value: Any) -> None:
+    """What packages were installed with."""
+    text = known(value) or ""
+    match = re.search(r"\b(conda|mamba|uv|poetry|pip)", text, re.I)
+    if match:
+        word = match[1].lower()
+        draft.put("python.installer", {"mamba": "conda", "poetry": "pip"}.get(word, word))
+    if "environment" in text or "source" in text:
+        draft.messages.append(f"install: {text}")
+
+
+def nvcc(draft: Draft, value: Any) -> None:
+    """The toolkit's version; collect_env calls it the CUDA runtime version."""
+    if known(value) is None:
+        return
+    draft.put("compilers.nvcc", version_text(str(value).replace("V", " ")))
+
+
+def gpus(draft: Draft, value: Any) -> None:
+    """Names of GPUs: a list, "GPU 0: A100", "8x A100", "no"."""
+    if isinstance(value, (list, tuple)) and not value:
+        draft.no_gpus = True
+        return
+    if isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            _gpu_item(draft, position, item)
+        return
+    text = known(value)
+    if text is None:
+        return
+    for part in items(text):
+        _gpu_part(draft, part)
+
+
+def _gpu_item(draft: Draft, position: int, item: Any) -> None:
+    if isinstance(item, Mapping):
+        values = {key: item.get(key) for key in ("name", "uuid", "problem")}
+        values["capability"] = version_text(item.get("compute_capability") or item.get("capability"))
+        draft.gpu(position, **values)
+    else:
+        gpu_name(draft, position, str(item))
+
+
+_GPU_LINE = re.compile(r"^\W{0,4}(?:GPU|CUDA|Device|cuda)[ :]?(\d{1,2})\s?[:=]\s?(\S.{0,120})$", re.I)
+_COUNTED = re.compile(r"^\(?(\d{1,2})\s?(?:x|\*|×)\s{0,2}(\S.{1,80})$", re.I)
+_TIMES = re.compile(r"^(\S.{1,80}?)\s?(?:x|\*|×)\s?(\d{1,2})$")
+_NAMES_GPU = re.compile(
+    r"nvidia|geforce|tesla|quadro|titan|[rg]tx|\b(?:[abhlvkpmt]\d{1,3}[a-z]{0,2}|gb?\d{2,3}|gh200)\b|radeon|instinct|mi\d{2,3}|jetson|orin|xavier|gfx|rtx",
+    re.I,
+)
+
+
+def _gpu_part(draft: Draft, part: str) -> None:
+    line = _GPU_LINE.match(part)
+    if line:
+        gpu_name(draft, int(line[1]), line[2])
+        return
+    counted, times = _COUNTED.match(part), _TIMES.match(part)
+    name, count = (
+        (counted[2], int(counted[1])) if counted else (times[1], int(times[2])) if times else (part, 1)
+    )
+    if _NAMES_GPU.search(name):
+        for _ in range(min(count, 64)):
+            gpu_name(draft, None, name)
+
+
+def gpu_name(draft: Draft, index: int | None, name: str) -> None:
+    """One GPU by name; what follows in brackets is its UUID."""
+    uuid = re.search(r"(?:GPU|MIG)-[0-9a-fA-F-]{8,40}", name)
+    gfx = re.search(r"\bgfx[0-9a-f]{3,4}\b", name)
+    plain = re.sub(r"\((?:UUID|rev)[^()]{0,80}\)?", "", name).strip().strip(",").strip()
+    draft.gpu(index, name=plain[:100], uuid=uuid.group() if uuid else None, gfx=gfx.group() if gfx else None)
+
+
+def is_gpu_line(line: str) -> tuple[int, str] | None:
+    """Index and name of a line "GPU 0: Tesla V100"."""
+    match = _GPU_LINE.match(line.strip())
+    return (int(match[1]), match[2]) if match and not re.match(r"^\d+\s?%|^\d+$", match[2]) else None
+
+
+def capability(draft: Draft, value: Any) -> None:
+    """ "8.6", "sm_86", [8, 6], or one for each GPU: "3.7 / 3.5 / 3.5"."""
+    if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(part, int) for part in value):
+        found = [f"{value[0]}.{value[1]}"]
+    else:
+        text = " ".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value)
+        found = re.findall(r"\b\d{1,2}\.\d\b", text) or [
+            f"{part[:-1]}.{part[-1]}" for part in re.findall(r"\bsm_?(\d{2,3})\b", text)
+        ]
+    if not found:
+        gpu_arch(draft, value)
+        return
+    count = max(len(draft.gpus), len(found))
+    for position in range(count):
+        draft.gpu(position, capability=found[min(position, len(found) - 1)])
+
+
+def gpu_arch(draft: Draft, value: Any) -> None:
+    """An AMD target, or a CUDA architecture under the same name."""
+    text = str(value)
+    gfx = re.findall(r"\bgfx[0-9a-f]{3,4}\b", text)
+    for position, name in enumerate(gfx):
+        draft.gpu(position, gfx=name)
+    if not gfx and re.search(r"\b\d{1,2}\.\d\b|sm_?\d{2,3}", text):
+        capability(draft, value)
+
+
+def driver(draft: Draft, value: Any) -> None:
+    """The driver's version; on a ROCm machine it is AMD's, which no table here judges."""
+    text = known(value)
+    if text is None:
+        return
+    version = version_text(text)
+    if version and version_of(version)[0] >= 300:
+        draft.put("driver.version", version)
+    cuda = re.search(r"cuda[ :]{1,3}(\d{1,2}\.\d)", text, re.I)
+    if cuda:
+        draft.hint("driver.cuda", cuda[1])
+
+
+def driver_library(draft: Draft, value: Any) -> None:
+    """The driver's libraries in user space."""
+    version = version_text(value)
+    if version and version_of(version)[0] >= 300:
+        draft.put("driver.library_version", version)
+
+
+def cudnn(draft: Draft, value: Any) -> None:
+    """A version, or collect_env's list of library files."""
+    text = known(value)
+    if text is None or "/" in text or "\\" in text:
+        return
+    draft.put("torch.cudnn", version_text(text))
+
+
+def nccl(draft: Draft, value: Any) -> None:
+    """ "2.14.3+cuda11.8", or the tuple torch gives."""
+    text = ".".join(str(part) for part in value) if isinstance(value, (list, tuple)) else str(value)
+    text = re.sub(r",\s?", ".", text)
+    draft.put("torch.nccl", version_text(text))
+    cuda = re.search(r"\+cuda(\d{1,2}\.\d)", text)
+    if cuda:
+        draft.hint("torch.cuda", cuda[1])
+
+
+def _companion(name: str) -> Callable[[Draft, Any], None]:
+    def reader(draft: Draft, value: Any) -> None:
+        text = known(value)
+        match = _TORCH.search(text or "")
+        if match is None:
+            return
+        draft.put(f"{name}.version", match.group().rstrip(".,-"))
+        tag = cuda_of_tag(match.group())
+        if tag is not None:
+            draft.hint(f"{name}.cuda", tag)
+
+    return reader
+
+
+def _companion_cuda(name: str) -> Callable[[Draft, Any], None]:
+    def reader(draft: Draft, value: Any) -> None:
+        text = str(value if value is not None else "")
+        found = version_text(text.replace("cu", " ")) if re.search(r"\d", text) else None
+        tag = re.search(r"cu(\d{2,3})\b", text)
+        if tag:
+            draft.put(f"{name}.cuda", f"{tag[1][:-1]}.{tag[1][-1]}")
+        elif found:
+            draft.put(f"{name}.cuda", found)
+        elif re.search(r"\bcpu\b|none", text, re.I):
+            draft.put(f"{name}.cuda", "")
+
+    return reader
+
+
+torchvision = _companion("torchvision")
+torchaudio = _companion("torchaudio")
+torchvision_cuda = _companion_cuda("torchvision")
+torchaudio_cuda = _companion_cuda("torchaudio")
+
+
+def container(draft: Draft, value: Any) -> None:
+    """Which container."""
+    if value is True:
+        draft.hint("container.kind", "container")
+    text = known(value) or ""
+    kind = next((name for name in _CONTAINERS if re.search(rf"\b{name}", text, re.I)), None)
+    if kind:
+        draft.hint("container.kind", kind)
+
+
+def image(draft: Draft, value: Any) -> None:
+    """The image, and the CUDA in its name."""
+    match = re.search(r"[\w./-]{0,60}(?:cuda|pytorch)[\w./-]{0,40}:[\w.-]{1,60}", str(value or ""))
+    if match is None:
+        return
+    draft.hint("container.image", match.group())
+    draft.hint("container.kind", "docker")
+    cuda = re.search(r"cuda:?(\d{1,2}\.\d)", match.group())
+    if cuda:
+        draft.hint("container.cuda", cuda[1])
+
+
+def docker_options(draft: Draft, text: str) -> None:
+    """What a `docker run` line says."""
+    if re.search(r"\bdocker\b|\bpodman\b|nvidia-docker", text):
+        draft.hint("container.kind", "docker")
+    shm = re.search(r"--shm-size[= ]{1,2}['\"]?(\d{1,12}\s?[kmgt]?)", text, re.I)
+    if shm:
+        draft.hint("limits.shm_total_bytes", size_bytes(shm[1]))
+
+
+def shm(draft: Draft, value: Any) -> None:
+    """ "64M (docker default)", "1.0G, 87% used"."""
+    total = size_bytes(value)
+    if total is None or total < 0:
+        return
+    draft.put("limits.shm_total_bytes", total)
+    used = re.search(r"(\d{1,3})\s?%", str(value))
+    if used:
+        draft.put("limits.shm_used_bytes", total * int(used[1]) // 100)
+
+
+def compute_mode(draft: Draft, value: Any) -> None:
+    """Default, Exclusive_Process, Prohibited."""
+    words = str(value).lower()
+    mode = next(
+        (
+            mode
+            for mode in ("exclusive", "prohibited", "default")
+            if mode in words or (mode == "exclusive" and "e. p" in words)
+        ),
+        None,
+    )
+    for position in range(max(len(draft.gpus), 1)) if mode else ():
+        draft.gpu(position, compute_mode=mode)
+
+
+def mig(draft: Draft, value: Any) -> None:
+    """MIG mode of all GPUs."""
+    on = truth(value)
+    for position in range(max(len(draft.gpus), 1)) if on is not None else ():
+        draft.gpu(position, mig_enabled=on)
+
+
+def persistence(draft: Draft, value: Any) -> None:
+    """Persistence mode of all GPUs."""
+    on = truth(value)
+    for position in range(len(draft.gpus)) if on is not None else ():
+        draft.gpu(position, persistence=on)
+
+
+def fabric_state(draft: Draft, value: Any) -> None:
+    """NVML's fabric state."""
+    text = known(value)
+    for position in range(max(len(draft.gpus), 1)) if text else ():
+        draft.gpu(position, fabric_state=text)
+
+
+def fabric_manager(draft: Draft, value: Any) -> None:
+    """The service's state."""
+    words = str(value).lower()
+    state = next(
+        (
+            name
+            for name in ("inactive", "failed", "not running", "absent", "not installed", "dead")
+            if name in words
+        ),
+        None,
+    )
+    if state is None and ("active" in words or "running" in words):
+        state = "active"
+    draft.put(
+        "driver.fabric_manager",
+        {"not running": "inactive", "dead": "inactive", "not installed": "absent"}.get(state or "", state),
+    )
+
+
+def iommu(draft: Draft, value: Any) -> None:
+    """The IOMMU's mode."""
+    words = str(value).lower()
+    mode = "passthrough" if re.search(r"\bpt\b|passthrough", words) else None
+    draft.put(
+        "topology.iommu",
+        mode or {True: "translating", False: "off"}.get(bool(truth(words)))
+        if truth(words) is not None or mode
+        else None,
+    )
+
+
+def jetson(draft: Draft, value: Any) -> None:
+    """A JetPack or L4T version says that this is a Jetson."""
+    if value is True or known(value):
+        draft.put("platform.jetson", True)
+
+
+def host_addresses(draft: Draft, value: Any) -> None:
+    """What the host's own name resolves to."""
+    found = re.findall(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|::1\b", " ".join(items(value)))
+    if found:
+        draft.put("network.host_addresses", found)
+
+
+def interconnect(draft: Draft, value: Any) -> None:
+    """InfiniBand or RoCE between the nodes."""
+    if re.search(r"infiniband|\bib\b|roce|rdma", str(value), re.I):
+        draft.hint("network.infiniband", [{"device": "adapter", "link_layer": "InfiniBand"}])
+
+
+def libstdcxx(draft: Draft, value: Any) -> None:
+    """A symbol version (3.4.30) or a library's own (6.0.30)."""
+    text = version_text(value)
+    if text and text.startswith("3.4"):
+        draft.put("platform.libstdcxx", text)
+    if text:
+        draft.messages.append(f"libstdc++: {value}")
+
+
+def libraries(draft: Draft, value: Any) -> None:
+    """Mapped libraries are kept as lines that the symptoms read."""
+    draft.messages.extend(items(value)[:100])
+
+
+def environment(draft: Draft, value: Any) -> None:
+    """Environment variables, as an object or as lines."""
+    if isinstance(value, Mapping):
+        for name, text in value.items():
+            draft.env.setdefault(str(name), "" if text is None else str(text))
+        return
+    platform(draft, value)
+    for line in str(value or "").split("\n"):
+        match = re.match(r"\s{0,8}(?:export\s)?([A-Z][A-Z0-9_]{2,60})=(.{0,2000})$", line)
+        if match:
+            draft.env.setdefault(match[1], match[2].strip("'\""))
+
+
+def variable(name: str) -> Callable[[Draft, Any], None]:
+    """A reader of one variable."""
+
+    def reader(draft: Draft, value: Any) -> None:
+        text = known(value)
+        if text is not None:
+            draft.env.setdefault(name, text)
+
+    return reader
+
+
+def packages(draft: Draft, value: Any) -> None:
+    """Requirements: a list, an object of versions, or one a line."""
+    if isinstance(value, Mapping):
+        for name, version in value.items():
+            package(draft, str(name), str(version))
+        return
+    for entry in items(value):
+        match = re.match(r"([A-Za-z][\w.-]{1,60})\s?==\s?([\w.+!-]{1,60})", entry)
+        if match:
+            package(draft, match[1], match[2])
+
+
+def package(draft: Draft, name: str, version: str, **more: str | None) -> None:
+    """One distribution, which may also be the torch that a report names nowhere else."""
+    lower = name.lower().replace("_", "-")
+    draft.package(lower, version, **more)
+    build = more.get("build") or ""
+    if lower in ("torch", "pytorch") and version_of(version):
+        draft.hint("torch.version", version)
+        tag = cuda_of_tag(version)
+        named = re.search(r"cuda(\d{1,2}\.\d{1,2})|(?:^|_)(cpu)_", build)
+        if tag is not None or named:
+            draft.hint("torch.cuda", tag if tag is not None else (named[1] if named and named[1] else ""))
+    if lower in ("torchvision", "torchaudio") and version_of(version):
+        draft.hint(f"{lower}.version", version)
+        tag = cuda_of_tag(version)
+        named = re.search(r"_cu(\d{2,3})$|(?:^|_)(cpu)(?:_|$)", build)
+        if tag is not None:
+            draft.hint(f"{lower}.cuda", tag)
+        elif named:
+            draft.hint(f"{lower}.cuda", f"{named[1][:-1]}.{named[1][-1]}" if named[1] else "")
+
+
+def kernel_log(draft: Draft, value: Any) -> None:
+    """Lines of the kernel's log."""
+    lines: Iterable[str] = value if isinstance(value, (list, tuple)) else str(value).split("\n")
+    draft.kernel_log.extend(str(line)[:500] for line in lines if str(line).strip())
+
+
+def count_of(value: Any) -> int | None:
+    """A whole number."""
+    return number(value)

@@ -1,0 +1,662 @@
+"""The symptoms of each cause, see `phalanx.tools.doctor.symptoms`."""
+
+from __future__ import annotations
+
+from phalanx.tools.doctor.symptoms import Symptom as S
+
+_HANG = r"hang|hung|deadlock|dead-lock|stuck|freez|stall|never (?:returns|finishes)|blocks? forever"
+_CONTAINER = r"docker|container|podman|kubernetes|\bpod\b|singularity|apptainer|enroot"
+_EXTENSION = (
+    r"flash[_-]?attn|flash[_ -]attention|\bapex\b|amp_c|xformers|mmcv|detectron2|torch[_-](?:scatter|sparse|cluster|"
+    r"spline)|pytorch3d|\bdgl\b|causal[_-]conv1d|mamba[_-]ssm|selective[_-]scan|natten|spconv|transformer[_-]engine|"
+    r"bitsandbytes|vllm|deformable|pointnet|minkowski|kaolin|nvdiffrast|auto_gptq|autoawq|awq_ext|exllama|"
+    r"torchtext|torchdata|warpctc|k2\b|dcnv|correlation_cuda|sageattention|gsplat|diff_gaussian|tiny-?cuda-?nn|tinycudann"
+)
+
+DRIVER = (
+    S("driver-too-old", 96, r"cuda driver version is insufficient for cuda runtime"),
+    S("driver-too-old", 96, r"nvidia driver on your system is too old"),
+    S("driver-too-old", 94, r"unsatisfied condition: ?cuda ?>="),
+    S("driver-too-old", 90, r"please update your (?:gpu|nvidia) driver"),
+    S("driver-too-old", 88, r"cudaerrorinsufficientdriver|cuda_error_insufficient_driver"),
+    S(
+        "driver-too-old",
+        86,
+        r"unsupported_ptx_version|ptx was compiled with an unsupported toolchain|error 222\b",
+    ),
+    S("driver-too-old", 82, r"this container was built for nvidia driver release [\d.]{1,12} or later"),
+    S(
+        "driver-too-old",
+        64,
+        r"driver (?:version )?(?:is |was |were )?(?:too|rather|very) old|outdated (?:nvidia |gpu )?driver",
+    ),
+    S(
+        "driver-too-old",
+        62,
+        r"driver (?:only |that )?(?:supports|stops at|reports) (?:only )?(?:up to )?cuda \d",
+    ),
+    S("driver-too-old", 58, r"old(?:er)? (?:host |nvidia |gpu )?driver\b", unless=r"mismatch"),
+    S("forward-compat-on-geforce", 97, r"forward compatibility was attempted on non[ -]supported h"),
+    S(
+        "forward-compat-on-geforce",
+        95,
+        r"error 804\b|cudaerrorcompatnotsupportedondevice|compat_not_supported_on_device",
+    ),
+    S(
+        "forward-compat-on-geforce",
+        62,
+        r"cuda[-/ ]compat|compat(?:ibility)? (?:libcuda|package|libraries)",
+        also=r"geforce|[gr]tx",
+    ),
+    S("driver-library-mismatch", 97, r"driver/library version mismatch|nvml_error_lib_rm_version_mismatch"),
+    S("driver-library-mismatch", 96, r"unsupported display driver ?/ ?cuda driver combination|error 803\b"),
+    S("driver-library-mismatch", 95, r"api mismatch: ?(?:the )?(?:client|nvidia kernel module)"),
+    S("driver-library-mismatch", 95, r"cudaerrorsystemdrivermismatch|cuda_error_system_driver_mismatch"),
+    S("driver-library-mismatch", 92, r"kernel module has the version|nvml library version: ?\d{3}"),
+    S(
+        "driver-library-mismatch",
+        66,
+        r"(?:driver|kernel module).{0,60}(?:librar(?:y|ies)|user.?space).{0,40}(?:differ|mismatch|do(?:es)? not match)",
+    ),
+    S(
+        "driver-library-mismatch",
+        62,
+        r"driver (?:was |got )?(?:upgraded|updated).{0,50}(?:without|no|before|not) (?:a )?reboot|unattended.upgrade",
+        also=r"nvidia|driver|gpu|cuda",
+    ),
+    S("driver-library-mismatch", 60, r"nvidia-smi works on the host.{0,40}fail", also=_CONTAINER),
+    S(
+        "driver-library-mismatch",
+        58,
+        r"(?:host|outside).{0,60}(?:works|fine).{0,60}(?:fails?|not).{0,30}(?:in|inside) the (?:user )?container",
+        also="nvidia-smi",
+    ),
+    S(
+        "kernel-module-not-loaded",
+        92,
+        r"couldn.?t communicate with the nvidia driver|couldn.?t communicate with nvidia driver",
+    ),
+    S(
+        "kernel-module-not-loaded",
+        95,
+        r"module nvidia not found|could not insert .?nvidia|modprobe: [a-z]{1,6}: .{0,40}nvidia",
+    ),
+    S(
+        "kernel-module-not-loaded",
+        95,
+        r"key was rejected by service|required key not available|loading of unsigned module",
+    ),
+    S(
+        "kernel-module-not-loaded",
+        90,
+        r"nvml error: driver not loaded|nvml: driver not loaded|driver not loaded",
+    ),
+    S(
+        "kernel-module-not-loaded",
+        88,
+        r"nvidia kernel module (?:is )?(?:not|isn.t) (?:loaded|installed)|no nvidia kernel module|nvidia.ko.{0,40}(?:not found|missing)",
+    ),
+    S(
+        "kernel-module-not-loaded",
+        84,
+        r"secure ?boot",
+        also=r"nvidia|driver|module|gpu",
+        unless=r"secure ?boot[\"':= ]{1,4}(?:is )?(?:off|disabled|false|no\b)",
+    ),
+    S("kernel-module-not-loaded", 82, r"\bdkms\b", also=r"fail|error|not|miss|broken"),
+    S("kernel-module-not-loaded", 82, r"\bnouveau\b", unless=r"nouveau.{0,30}blacklist"),
+    S("kernel-module-not-loaded", 80, r"(?:nvidia )?module (?:does not|doesn.t|not|won.t|fails to) load"),
+    S(
+        "kernel-module-not-loaded",
+        74,
+        r"(?:works|boots?) with (?:one|the old|an older|the previous) kernel|after (?:a |the )?kernel (?:update|upgrade)|new(?:er)? kernel.{0,60}nvidia|for the running kernel",
+    ),
+    S(
+        "kernel-module-not-loaded",
+        72,
+        r"lsmod.{0,60}(?:nothing|empty|no nvidia)|no module named nvidia in the kernel",
+    ),
+    S("kernel-module-not-loaded", 48, r"found no nvidia driver on your system"),
+    S(
+        "kernel-module-not-loaded",
+        88,
+        r"no devices were found",
+        also=r"nvrm: this can occur when|another driver|probe routine was not called|vfio",
+    ),
+    S(
+        "gpu-driver-open-module-needed",
+        95,
+        r"requires? use of the nvidia open kernel modules|require the open kernel module",
+    ),
+    S(
+        "fabricmanager-not-running",
+        97,
+        r"error 802\b|system not yet initiali[sz]ed|cudaerrorsystemnotready|cuda_error_system_not_ready",
+    ),
+    S(
+        "fabricmanager-not-running",
+        88,
+        r"fabric[ -_]?manager",
+        unless=r"fabric[ -_]?manager.{0,20}(?:is )?(?:running|active\b)",
+    ),
+    S(
+        "fabricmanager-not-running",
+        82,
+        r"fabric.{0,30}(?:state|status).{0,40}(?:in progress|not started|never)|nv_warn_nothing_to_do|nvswitch.{0,60}(?:fail|error|not)",
+    ),
+    S("cuda-unknown-error", 62, r"cuda unknown error|error 999\b|cudaerrorunknown"),
+    S(
+        "wsl-libcuda-not-on-path",
+        92,
+        r"/usr/lib/wsl/lib",
+        also=r"not found|cannot|can.t|fail|missing|not on|false|no nvidia|error",
+        unless=r"is not a symbolic link",
+    ),
+    S(
+        "wsl-libcuda-not-on-path",
+        88,
+        r"libcuda\.so(?:\.1)?.{0,40}(?:cannot open|not found|no such file)",
+        also=r"wsl|microsoft",
+    ),
+    S("wsl-libcuda-not-on-path", 84, r"libcuda", also=r"\bwsl ?2?\b|windows subsystem|microsoft-standard"),
+    S(
+        "wsl-libcuda-not-on-path",
+        74,
+        r"found no nvidia driver|cuda (?:is )?(?:not available|unavailable)|is_available\(\).{0,20}false|no cuda",
+        also=r"\bwsl ?2?\b|windows subsystem|microsoft-standard",
+    ),
+)
+
+CONTAINERS = (
+    S("container-toolkit-missing", 98, r"could not select device driver"),
+    S("container-toolkit-missing", 96, r"unknown (?:or invalid )?runtime(?: name| specified)?:? .?nvidia"),
+    S(
+        "container-toolkit-missing",
+        92,
+        r"nvidia-container-(?:runtime|cli|toolkit)(?:-hook)?.{0,40}(?:not found|no such file|missing|not installed)",
+    ),
+    S("container-toolkit-missing", 90, r"unresolvable cdi devices|failed to (?:inject|discover) cdi"),
+    S(
+        "container-toolkit-missing",
+        74,
+        r"--gpus.{0,40}(?:does not|doesn.t|won.t|fails? to|not|cannot) (?:start|run|work)|--gpus.{0,30}(?:error|fail|refus)",
+    ),
+    S(
+        "container-toolkit-missing",
+        70,
+        r"(?:no|without|lacks?|missing|not) .{0,20}(?:nvidia )?container toolkit|install(?:ed|ing)? .{0,20}container[- ]toolkit",
+    ),
+    S("container-lost-gpu-cgroup", 90, r"failed to initiali[sz]e nvml: unknown error"),
+    S("container-lost-gpu-cgroup", 88, r"daemon-reload"),
+    S(
+        "container-lost-gpu-cgroup",
+        86,
+        r"(?:container|docker|pod).{0,120}(?:los[et]s?|lost) (?:access to )?(?:the |its |all )?(?:gpu|device)",
+    ),
+    S(
+        "container-lost-gpu-cgroup",
+        76,
+        r"(?:after (?:a while|some time|several|a few|hours|days)|suddenly|at first|eventually).{0,120}(?:nvidia-smi|nvml|gpu|cuda).{0,60}(?:fail|unknown|gone|disappear|vanish|lost|no longer|unavailable)",
+        also=_CONTAINER,
+    ),
+    S(
+        "container-without-gpus",
+        94,
+        r"use the nvidia container toolkit to start this container with gpu support",
+    ),
+    S("container-without-gpus", 92, r"the nvidia driver was not detected"),
+    S(
+        "container-without-gpus",
+        86,
+        r"(?:without|no|missing|forgot(?:ten)?|lacks?) .{0,12}--gpus|without (?:the )?(?:--)?runtime[= ]nvidia|started without (?:any )?gpus?",
+    ),
+    S(
+        "container-without-gpus",
+        78,
+        r"found no nvidia driver|nvidia-smi: (?:command )?not found|libcuda\.so\.1: cannot open|no cuda-capable device|is_available\(\).{0,20}false|(?:cuda|gpu)s? (?:is |are )?(?:not available|unavailable|not visible|invisible|not found)",
+        also=_CONTAINER,
+        unless=r"--gpus|runtime[= ]{1,2}nvidia|gpus:|nvidia\.com/gpu|capabilities:",
+    ),
+    S(
+        "container-without-gpus",
+        64,
+        r"(?:container|docker|pod).{0,80}(?:sees? no|no|cannot see|can.t see|does not see|not see|none of the|without) (?:the |any )?(?:gpu|cuda|nvidia)",
+    ),
+)
+
+BUILDS = (
+    S("arch-not-in-build", 84, r"is not compatible with the current pytorch installation"),
+    S("arch-not-in-build", 80, r"no kernel image is available"),
+    S(
+        "arch-not-in-build",
+        78,
+        r"(?:value )?.?sm_\d{2,3}a?.? is not defined for option|unsupported gpu architecture|is not a recognized processor for this target",
+    ),
+    S(
+        "arch-not-in-build",
+        74,
+        r"cuda error: invalid device function|cudaerrorinvaliddevicefunction|cudaerrornokernelimagefordevice",
+    ),
+    S(
+        "arch-not-in-build",
+        66,
+        r"(?:no|not|missing|lacks?|without) (?:support for |code for |kernels? for |include )?(?:the )?(?:sm_?(?:8|9|10|12)\d|blackwell|ampere|hopper|ada)\b",
+    ),
+    S("gpu-too-old-for-build", 96, r"no longer supports this gpu because it is too old"),
+    S("gpu-too-old-for-build", 90, r"minimum cuda capability (?:supported|that we support)"),
+    S(
+        "gpu-too-old-for-build",
+        66,
+        r"(?:dropped|removed|no longer (?:contains?|includes?|supports?)).{0,40}(?:sm_?[3-7]\d|kepler|maxwell|pascal|volta|compute capability|this (?:card|gpu)|old)",
+    ),
+    S(
+        "rocm-arch-not-in-build",
+        97,
+        r"hiperrornobinaryforgpu|unable to find code object for all current devices",
+    ),
+    S(
+        "rocm-arch-not-in-build",
+        95,
+        r"hip error: invalid device function|hiperrorinvaliddevicefunction|hip error: no kernel image",
+    ),
+    S(
+        "rocm-arch-not-in-build",
+        92,
+        r"tensilelibrary.{0,80}gfx|rocblas error: (?:cannot|could not)|no gpu.{0,40}gfx\d",
+    ),
+    S("rocm-arch-not-in-build", 84, r"hsa_override_gfx_version"),
+    S(
+        "rocm-arch-not-in-build",
+        80,
+        r"gfx\d{3,4}.{0,60}(?:not|un)[ -]?(?:supported|included|listed|in the|available)",
+    ),
+    S(
+        "rocm-arch-not-in-build",
+        72,
+        r"invalid device function|no kernel image|segfault|segmentation fault",
+        also=r"gfx\d{3,4}",
+    ),
+    S(
+        "jetson-wrong-wheel",
+        70,
+        r"jetson|jetpack|\bl4t\b|tegra|orin nano|xavier",
+        also=r"false|not compiled|unavailable|not available|no cuda|cannot|no kernel|cpu|error|fail|not found",
+    ),
+    S("cpu-only-torch", 95, r"torch not compiled with cuda enabled"),
+    S("cpu-only-torch", 84, r"torch\.version\.cuda.{0,12}none"),
+    S(
+        "cpu-only-torch",
+        80,
+        r"cpu[- ]?only (?:build|version|torch|pytorch|wheel|package)|installed the cpu|cpu (?:build|version|variant|wheel) of (?:py)?torch",
+    ),
+    S(
+        "cpu-only-torch",
+        72,
+        r"(?:nightly|install(?:ed)?|conda|pip|build|update|upgrade).{0,90}(?:has no cuda|cuda is gone|without cuda|no longer (?:has|sees|finds) (?:cuda|the gpu)|lost cuda|gets? (?:a |the )?cpu)",
+    ),
+    S("cpu-only-torch", 66, r"cuda (?:is |was )?gone|\+cpu\b.{0,60}instead|replaced by (?:a |the )?\+?cpu"),
+    S(
+        "cuda-libs-not-installed",
+        92,
+        r"lib(?:cublas|cublaslt|cudart|cufft|cusparse|cusparselt|cusolver|curand|nvrtc|nvtoolsext|cupti|nvjitlink|cufile|nvshmem_host)\.so[.\d*\[\]-]{0,14}:? (?:cannot open shared|not found in the system path)",
+    ),
+    S("cuda-libs-not-installed", 90, r"lib(?:nccl|cudnn)\.so\.\d{1,2}: cannot open shared"),
+    S(
+        "cuda-libs-not-installed",
+        66,
+        r"nvidia-[a-z]{1,14}(?:-runtime)?-cu1[123].{0,60}(?:not installed|missing)|(?:--no-deps|without dependencies)",
+        also=r"torch",
+    ),
+    S(
+        "cudnn-library-not-found",
+        88,
+        r"could not load library libcudnn|unable to load any of \{libcudnn|could not locate cudnn|cudnn_\w{1,30}64_\d.{0,40}(?:not found|could not)",
+    ),
+    S("torch-import-broken", 70, r"(?:winerror 126|winerror 127|error loading .{0,120}\.dll)"),
+)
+
+COMPANIONS = (
+    S(
+        "torchvision-cpu-build",
+        96,
+        r"could not run .?torchvision::\w{1,30}.{0,40}(?:from the|with arguments).{0,40}cuda",
+    ),
+    S(
+        "torchvision-cpu-build",
+        72,
+        r"(?:nms|roi_?align|deform_conv2d) .{0,40}(?:works|only|runs).{0,30}cpu|torchvision.{0,40}(?:is (?:a )?|only )cpu|not compiled with gpu support",
+        also=r"torchvision|nms",
+    ),
+    S(
+        "torch-torchvision-cuda-mismatch",
+        98,
+        r"(?:py)?torch and torch(?:vision|audio) were compiled with different cuda|compiled with different cuda (?:major )?versions",
+    ),
+    S(
+        "torch-torchvision-cuda-mismatch",
+        70,
+        r"(?:torchvision|torchaudio).{0,60}(?:other|another|different|wrong) cuda|different cuda (?:builds?|versions?).{0,60}torchvision",
+    ),
+    S(
+        "torch-torchvision-mismatch",
+        90,
+        r"operator torchvision::\w{1,30} does not exist|torchvision::nms.{0,20}(?:does not exist|missing|not found)|no such operator torchvision::",
+    ),
+    S("torch-torchvision-mismatch", 90, r"couldn.?t load custom c\+\+ ops"),
+    S("torch-torchvision-mismatch", 90, r"module .torchvision. has no attribute .extension."),
+    S(
+        "torch-torchvision-mismatch",
+        88,
+        r"torchvision[^\n]{0,60}\.so[^\n]{0,40}undefined symbol|failed to load image python extension[^\n]{0,160}undefined symbol",
+    ),
+    S(
+        "torch-torchvision-mismatch",
+        72,
+        r"nms operator (?:is )?(?:missing|not found)|failed to load image python extension",
+    ),
+    S(
+        "torch-torchvision-mismatch",
+        64,
+        r"torchvision.{0,70}(?:does(?: not|n.t) (?:match|belong|fit)|mismatch|incompatible|requires torch)",
+    ),
+    S(
+        "torch-torchaudio-mismatch",
+        90,
+        r"torchaudio[^\n]{0,80}undefined symbol|libtorchaudio[^\n]{0,60}(?:undefined|could not load)|torchaudio \S{1,20} requires torch",
+    ),
+    S("extension-abi-mismatch", 93, rf"(?:{_EXTENSION})[^\n]{{0,160}}undefined symbol"),
+    S(
+        "extension-abi-mismatch",
+        92,
+        r"undefined symbol: _zn?k?\d?(?:2at|3c10|5torch)[^\n]{0,200}",
+        unless=r"torch(?:vision|audio)[^\n]{0,80}undefined symbol|lib(?:torch|c10)\w{0,20}\.so[^\n]{0,40}undefined symbol|image python extension",
+    ),
+    S("extension-abi-mismatch", 90, r"xformers can.?t load c\+\+/cuda extensions|xformers was built for"),
+    S("extension-abi-mismatch", 88, rf"(?:{_EXTENSION})[^\n]{{0,80}}dll load failed"),
+    S(
+        "extension-abi-mismatch",
+        76,
+        rf"(?:{_EXTENSION})[^\n]{{0,80}}(?:stops? (?:importing|working)|(?:no longer|cannot be|can.t be|not) import|fails? (?:to|at|on) import|import(?:ing)? fails|breaks?|abi)",
+    ),
+    S("extension-abi-mismatch", 66, r"c\+\+ ?11 ?abi|cxx11[_ -]?abi|_glibcxx_use_cxx11_abi"),
+    S(
+        "duplicate-torch-install",
+        84,
+        r"(?:two|2|several|multiple|both|second|another|other) (?:torch|pytorch)(?:es|s)? ?(?:install|version|copies|package|beside|next|in|at|from|under)?",
+    ),
+    S(
+        "duplicate-torch-install",
+        80,
+        r"(?:~|/home/[^/\s]{1,40}|/root)/\.local\b[^\n]{0,120}torch|torch[^\n]{0,120}(?:~|/root)/\.local|user site",
+    ),
+    S(
+        "duplicate-torch-install",
+        74,
+        r"(?:pip and conda|conda and pip|both pip|pip[^\n]{0,30} over (?:a )?conda|pip install --user)",
+        also=r"torch",
+    ),
+    S("numpy2-abi", 95, r"compiled using numpy 1\.x cannot be run in"),
+    S("numpy2-abi", 92, r"_array_api not found"),
+    S("numpy2-abi", 84, r"numpy is not available"),
+    S("numpy2-abi", 66, r"numpy\.core\.multiarray failed to import"),
+    S("numpy2-abi", 66, r"numpy (?:2\b|>= ?2|2\.\d).{0,60}(?:break|incompat|fail|not)"),
+)
+
+LIBRARIES = (
+    S("mkl-symbol-removed", 98, r"ijit_(?:notifyevent|isprofilingactive)"),
+    S(
+        "mkl-symbol-removed",
+        88,
+        r"undefined symbol: mkl_\w{1,40}|libmkl\w{0,40}\.so[.\d]{0,4}[^\n]{0,40}undefined symbol",
+    ),
+    S("mkl-symbol-removed", 64, r"\bmkl\b.{0,40}(?:2024\.1|2024\.2|2025)|downgrad\w{1,4} mkl"),
+    S("libstdcxx-too-old", 96, r"glibcxx_3\.4\.\d{1,3}.{0,3} not found|cxxabi_1\.3\.\d{1,3}.{0,3} not found"),
+    S("libstdcxx-too-old", 74, r"glibcxx_3\.4|cxxabi_1\.3"),
+    S("libstdcxx-too-old", 66, r"libstdc\+\+|libstdcxx"),
+    S("glibc-too-old", 94, r"version .?glibc_2\.\d{1,2}.{0,3} not found"),
+    S("ld-library-path-shadows-cudnn", 98, r"ld_library_path contains incompatible version of cudnn"),
+    S(
+        "ld-library-path-shadows-cudnn",
+        94,
+        r"cudnn version incompatibility|pytorch was compiled +against +\(?\d[^\n]{0,60}but (?:found )?(?:linked|runtime|found)",
+    ),
+    S(
+        "ld-library-path-shadows-cudnn",
+        88,
+        r"cudnn_status_(?:sublibrary_)?version_mismatch|libcudnn[^\n]{0,60}undefined symbol|undefined symbol: cudnn\w{1,50}|symbol[^\n]{0,60}not defined in file libcudnn",
+    ),
+    S(
+        "ld-library-path-shadows-cudnn",
+        80,
+        r"(?:older|another|other|system|different|wrong|old) (?:version of )?cudnn|cudnn[^\n]{0,80}ld_library_path|ld_library_path[^\n]{0,80}cudnn",
+    ),
+    S(
+        "ld-library-path-shadows-cuda",
+        95,
+        r"nvjitlink\w{0,40}[^\n]{0,60}(?:undefined|not defined|version libnvjitlink)|undefined symbol: __nvjitlink",
+    ),
+    S(
+        "ld-library-path-shadows-cuda",
+        91,
+        r"undefined symbol: (?:cublas|cusparse|cusolver|cufft|curand|cudart|cupti|nvrtc|cuda[a-z])\w{1,60}|symbol (?:cublas|cusparse|cusolver|cufft)\w{1,60}[^\n]{0,20}(?:version|not defined)|undefined symbol: [^\n]{1,80}, version lib(?:cublas|cusparse|cusolver|cudart|cufft)",
+    ),
+    S(
+        "ld-library-path-shadows-cuda",
+        80,
+        r"ldd [^\n]{0,80}(?:system|toolkit|/usr/local/cuda)|ld_library_path[^\n]{0,80}(?:cuda|toolkit)[^\n]{0,60}(?:instead|before|first|wins|shadow|older)",
+    ),
+    S("ld-library-path-shadows-cuda", 60, r"unset(?:ting)? ld_library_path"),
+    S("nccl-library-mismatch", 96, r"undefined symbol: p?nccl\w{1,60}|libnccl[^\n]{0,60}undefined symbol"),
+    S(
+        "nccl-library-mismatch",
+        86,
+        r"nvidia-\*?-?(?:nccl-)?cu11\b[^\n]{0,120}cu1[23]\b|mixes? [^\n]{0,60}cu11",
+    ),
+    S(
+        "nccl-library-mismatch",
+        82,
+        r"(?:another|other|wrong|different|older|system|mismatch\w{0,5}|two) (?:version of )?(?:lib)?nccl\b|nccl version mismatch|mismatched nccl|nccl[^\n]{0,60}ld_(?:library_path|preload)|ld_(?:library_path|preload)[^\n]{0,80}nccl",
+    ),
+    S("nccl-not-in-build", 97, r"doesn.?t have nccl built in|does not have nccl built"),
+    S(
+        "nccl-not-in-build",
+        90,
+        r"nccl (?:is |was )?(?:not (?:available|built|compiled|supported|included)|unavailable)|(?:not|without|no) (?:compiled |built )?(?:with )?nccl (?:support|backend|available)|unknown c10d backend type nccl|invalid backend: .?nccl",
+    ),
+    S(
+        "nccl-not-in-build",
+        84,
+        r"\b(?:ddp|distributed|multi-gpu|nccl|torchrun|init_process_group|fsdp|deepspeed)\b[^\n]{0,80}\b(?:on|under|in) (?:windows|a mac|mac ?os)|windows[^\n]{0,60}\b(?:ddp|nccl|init_process_group)\b",
+        unless=r"wsl|libuv|dataloader worker",
+    ),
+    S("nccl-not-in-build", 74, r"backend=.?.?gloo", also=r"\bwindows\b", unless="libuv"),
+    S("libuv-missing-windows", 98, r"use_libuv was requested but|built without libuv"),
+    S("libuv-missing-windows", 80, r"libuv"),
+    S(
+        "nvcc-torch-cuda-mismatch",
+        97,
+        r"detected cuda version \([\d.]{1,8}\) mismatches|cuda version \([\d.]{1,8}\)[^\n]{0,30}mismatches the version",
+    ),
+    S(
+        "nvcc-torch-cuda-mismatch",
+        94,
+        r"installed cuda version [\d.]{1,8} does not match the version torch was compiled with",
+    ),
+    S(
+        "nvcc-torch-cuda-mismatch",
+        92,
+        r"cuda extensions are being compiled with a version of cuda that does not match",
+    ),
+    S(
+        "nvcc-torch-cuda-mismatch",
+        74,
+        r"(?:nvcc|toolkit|system cuda)[^\n]{0,80}(?:mismatch|differ|does not match|doesn.t match|is found instead|not the same|other than|another than)",
+    ),
+    S(
+        "nvcc-torch-cuda-mismatch",
+        66,
+        r"(?:build|compil)\w{0,5} [^\n]{0,40}extension[^\n]{0,60}(?:refused|mismatch|different cuda)",
+    ),
+    S("nvcc-too-old-for-gpu", 84, r"nvcc fatal[^\n]{0,20}unsupported gpu architecture"),
+    S(
+        "cuda-home-missing",
+        92,
+        r"cuda_home environment variable is not set|cuda_home is not set|no such file or directory: [^\n]{0,40}nvcc",
+    ),
+    S("ninja-missing", 92, r"ninja is required to load c\+\+ extensions"),
+    S(
+        "gcc-too-new-for-nvcc",
+        92,
+        r"unsupported gnu version|gcc versions later than \d{1,2} are not supported",
+    ),
+    S(
+        "compiler-missing",
+        88,
+        r"failed to find c compiler|no c\+\+ compiler|cannot find -lcuda|gcc: command not found|python\.h: no such file",
+    ),
+)
+
+GPUS = (
+    S("exclusive-compute-mode", 86, r"exclusive[_ -]?(?:process|thread|mode|compute)|e\. process"),
+    S(
+        "exclusive-compute-mode",
+        74,
+        r"all cuda-capable devices are busy or unavailable|cudaerrordevicesunavailable",
+        unless=r"error 46[^\n]{0,80}mig|default",
+    ),
+    S(
+        "mig-single-device",
+        84,
+        r"\bmig\b[- _]?(?:\d+g|slice|instance|device|uuid|partition|mode|gpu)|multi-instance",
+        unless=r"mig[^\n]{0,12}(?:disabled|n/a|off\b|mode: disabled)",
+    ),
+    S("bios-large-bar-off", 96, r"pci i/o region assigned to your nvidia device is invalid|bar ?\d? is 0m"),
+    S("bios-large-bar-off", 90, r"above[ -]?4g|resi[sz]able[ -]bar|re-?bar\b|large bar"),
+    S(
+        "bios-large-bar-off",
+        76,
+        r"rminitadapter failed|adapter (?:failing|fails|failed) to initiali[sz]e",
+        unless=r"gsp|open kernel modules|uncorrectable|fallen off",
+    ),
+    S("bios-large-bar-off", 74, r"bar \d{1,2}[^\n]{0,60}(?:can.t assign|no space|failed to assign)"),
+    S("gpu-ecc-error", 95, r"uncorrectable ecc error|cudaerroreccuncorrectable|double[ -]bit (?:ecc )?error"),
+    S(
+        "gpu-ecc-error",
+        92,
+        r"row[ -]?remap\w{0,5}[^\n]{0,60}(?:fail|pending: ?yes)|remapping failure occurred[ :]{1,4}yes|(?:contained|uncontained) (?:ecc|memory) error",
+    ),
+    S(
+        "gpu-ecc-error",
+        72,
+        r"(?:defective|faulty|broken|bad|failing) (?:gpu|card|vram|gpu memory|memory)|\brma\b|ecc error",
+        unless=r"no ecc error|0 ecc error|memory leak",
+    ),
+    S(
+        "gpu-lost",
+        92,
+        r"gpu is lost|fallen off the bus|gpu has fallen|nvml_error_gpu_is_lost|unable to determine the device handle",
+    ),
+    S("gpu-inforom-corrupted", 80, r"inforom is corrupted"),
+    S(
+        "p2p-blocked-by-acs-iommu",
+        90,
+        r"intel_iommu ?= ?o|amd_iommu ?= ?o|iommu ?= ?(?:pt|off|on|soft)|pci ?= ?noacs|acsctl|\bacs\b[^\n]{0,60}(?:on|enabled|redirect|p2p|bridge)|disabl\w{1,4} (?:pcie? )?acs\b|io_page_fault|dmar[^\n]{0,60}fault",
+    ),
+    S("p2p-blocked-by-acs-iommu", 84, r"\biommu\b", unless=r"iommu[^\n]{0,12}(?:disabled|off\b)"),
+    S("p2p-blocked-by-acs-iommu", 82, r"nccl_p2p_disable", also=_HANG),
+    S(
+        "p2p-blocked-by-acs-iommu",
+        74,
+        r"(?:p2p|peer[- ]to[- ]peer|peer access)[^\n]{0,80}(?:hang|deadlock|corrupt|wrong|stall|slow|fail|broken)|simplep2p|p2pbandwidth",
+    ),
+)
+
+LIMITS = (
+    S("shm-too-small", 97, r"insufficient shared memory"),
+    S(
+        "shm-too-small",
+        96,
+        r"(?:creating|attach\w{0,4}|open\w{0,3}|extend\w{0,4}) (?:to )?shared memory segment|/dev/shm/nccl|no space left on device[^\n]{0,60}(?:shm|torch_)|shm[^\n]{0,60}no space left",
+    ),
+    S(
+        "shm-too-small",
+        86,
+        r"bus error",
+        also=r"worker|dataloader|data loader|shm|shared memory|docker|container|nccl",
+    ),
+    S(
+        "shm-too-small",
+        84,
+        r"shm[-_]size|/dev/shm[^\n]{0,60}(?:full|small|64 ?m|limit)|shared memory (?:is |was )?(?:too small|full|exhausted|limit)|out of shared memory",
+    ),
+    S(
+        "shm-too-small",
+        74,
+        r"unable to (?:open|mmap|write to) (?:shared memory|file)[^\n]{0,60}(?:torch_|shm)|unable to allocate shared memory",
+    ),
+    S("shm-too-small", 64, r"(?:--)?ipc[= :]host"),
+    S(
+        "memlock-limit-too-low",
+        94,
+        r"ibv_(?:reg_mr|create_cq|create_qp|reg_mr_iova2?)[^\n]{0,60}(?:failed|cannot allocate)",
+    ),
+    S(
+        "memlock-limit-too-low",
+        88,
+        r"memlock|locked[- ]memory|ulimit -l\b|register memory",
+        also=r"\bib\b|infiniband|rdma|roce|ibv|ucx|mlx|efa|nccl",
+        unless=r"memlock[^\n]{0,12}unlimited",
+    ),
+    S(
+        "hostname-resolves-to-loopback",
+        88,
+        r"(?:host ?name|own name|/etc/hosts|gethostbyname)[^\n]{0,80}127\.0\.[01]\.1|127\.0\.[01]\.1[^\n]{0,60}(?:host ?name|/etc/hosts)|resolves? to (?:127|loopback|localhost|the loopback)",
+    ),
+    S(
+        "hostname-resolves-to-loopback",
+        70,
+        r"127\.0\.[01]\.1",
+        also=r"(?:two|2|several|multiple|second|other|multi)[- ]?(?:nodes?|machines?|hosts?)|nnodes|gloo",
+        unless=r"address already in use|single node|nproc_per_node[^\n]{0,30}$",
+    ),
+    S("too-many-open-files", 90, r"too many open files"),
+    S("disk-full", 86, r"no space left on device|disk quota exceeded", unless=r"shm|shared memory"),
+)
+
+VARIABLES = (
+    S(
+        "cuda-visible-devices-invalid",
+        84,
+        r"cuda_visible_devices[^\n]{0,120}(?:not exist|nonexist|non-exist|hides?|invalid|does not|wrong|empty|out of range|no such|too (?:high|large))",
+    ),
+    S(
+        "cuda-visible-devices-invalid",
+        80,
+        r"(?:selects?|asks? for|hard-?codes?|uses?) (?:gpus?|devices?|gpu ids?)[^\n]{0,50}(?:not exist|nonexist|missing|not there)",
+    ),
+    S(
+        "cuda-visible-devices-invalid",
+        62,
+        r"no cuda gpus are available|no cuda-capable device is detected",
+        also=r"cuda_visible_devices",
+    ),
+    S("cuda-visible-devices-invalid", 44, r"no cuda gpus are available"),
+    S(
+        "cuda-visible-devices-set-too-late",
+        88,
+        r"(?:set|assign|chang|export|modif)\w{0,4}[^\n]{0,80}cuda_visible_devices[^\n]{0,120}(?:after|too late|once|later)|cuda_visible_devices[^\n]{0,120}(?:after|before) (?:\S{1,20} )?(?:import|torch|cuda|the first)|cuda_visible_devices[^\n]{0,60}too late",
+    ),
+    S(
+        "cuda-visible-devices-set-too-late",
+        78,
+        r"cuda_visible_devices[^\n]{0,80}(?:no effect|not (?:take|taking|respected|work|effective|honou?red)|ignored|does nothing|doesn.t (?:work|have|change))|(?:ignor|not respect)\w{0,4} (?:the )?cuda_visible_devices",
+    ),
+    S(
+        "cuda-visible-devices-set-too-late",
+        76,
+        r"os\.environ\[.cuda_visible_devices.\]",
+        also=r"(?:all|still|always|only|wrong|same|first) [^\n]{0,40}gpu|gpu ?0",
+    ),
+)
+
+SYMPTOMS = (*DRIVER, *CONTAINERS, *BUILDS, *COMPANIONS, *LIBRARIES, *GPUS, *LIMITS, *VARIABLES)

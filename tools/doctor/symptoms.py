@@ -1,0 +1,97 @@
+"""Words that a cause leaves in error messages and in people's reports of them.
+
+Data, matched against lower-cased text. Gaps are bounded and no quantifier is nested, so a search stays
+linear in the text. Weights: 90 and up the message names the cause, 70 to 89 it normally means it, 60 to 69 a
+reader would say so, below that a hint. What facts say goes before any of it, see the checks.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """A pattern, what it points at and how strongly.
+
+    Args:
+        also: A second pattern that must be somewhere in the text.
+        unless: A pattern that takes the symptom back.
+    """
+
+    id: str
+    weight: int
+    pattern: str
+    also: str = ""
+    unless: str = ""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A symptom that was seen, and the line it was seen in."""
+
+    weight: int
+    line: str
+
+
+def sightings(messages: tuple[str, ...], cause: str) -> tuple[Sighting, ...]:
+    """What in the messages points at a cause, strongest first."""
+    return _all_sightings(messages).get(cause, ())
+
+
+def matters(line: str) -> bool:
+    """Whether a line shows any symptom."""
+    return bool(_any_symptom().search(line.lower()))
+
+
+def mentions(messages: tuple[str, ...], pattern: str) -> bool:
+    """Whether a pattern (in lower case) is anywhere in the messages."""
+    return re.search(pattern, _joined(messages)) is not None
+
+
+@functools.lru_cache(maxsize=8)
+def _joined(messages: tuple[str, ...]) -> str:
+    return "\n".join(messages).lower()
+
+
+@functools.lru_cache(maxsize=1)
+def _any_symptom() -> re.Pattern[str]:
+    from phalanx.tools.doctor.symptom_table import SYMPTOMS
+
+    return re.compile("|".join(f"(?:{symptom.pattern})" for symptom in SYMPTOMS))
+
+
+@functools.lru_cache(maxsize=8)
+def _all_sightings(messages: tuple[str, ...]) -> dict[str, tuple[Sighting, ...]]:
+    from phalanx.tools.doctor.symptom_table import SYMPTOMS
+
+    text = _joined(messages)
+    found: dict[str, list[Sighting]] = {}
+    for symptom in SYMPTOMS if text else ():
+        match = re.search(symptom.pattern, text)
+        if match is None:
+            continue
+        if symptom.also and not re.search(symptom.also, text):
+            continue
+        if symptom.unless and re.search(symptom.unless, text):
+            continue
+        found.setdefault(symptom.id, []).append(Sighting(symptom.weight, _line_at(messages, text, match)))
+    return {cause: _strongest(seen) for cause, seen in found.items()}
+
+
+def _line_at(messages: tuple[str, ...], text: str, match: re.Match[str]) -> str:
+    """The message that was matched, as it was written."""
+    number = text.count("\n", 0, match.start())
+    written = "\n".join(messages).split("\n")
+    line = written[number] if number < len(written) else match.group()
+    return " ".join(line.split())[:300]
+
+
+def _strongest(seen: Iterable[Sighting]) -> tuple[Sighting, ...]:
+    lines: dict[str, Sighting] = {}
+    for sighting in sorted(seen, key=lambda sighting: -sighting.weight):
+        lines.setdefault(sighting.line, sighting)
+    return tuple(lines.values())
