@@ -11,7 +11,7 @@ from pathlib import Path
 
 from phalanx.dist import gpu_locks
 from phalanx.dist.cuda_start import cuda_device_count_if_started
-from phalanx.dist.gpus import Gpu
+from phalanx.dist.gpus import Gpu, why_busy
 from phalanx.dist.visibility import (
     VARIABLE,
     InvalidVisibleDevices,
@@ -22,8 +22,6 @@ from phalanx.dist.visibility import (
     span_of,
     visible_devices,
 )
-
-IDLE_MEMORY_BYTES = 1 << 30  # a GPU nobody uses still shows some: driver, display, persistence
 
 _selected: VisibleDevices | None = None  # of this process, for `verify_selection`
 
@@ -250,21 +248,6 @@ def _hold(chosen: Sequence[_Choice], lock_folder: Path | None) -> list[str]:
         notes.append(note)
         warnings.warn(f"select_devices: {note}", stacklevel=4)
     return notes
-
-
-def why_busy(gpu: Gpu) -> str:
-    """Why nobody else should use this GPU now; empty when it is idle."""
-    if gpu.problem:
-        return gpu.problem
-    if gpu.compute_mode == "prohibited":
-        return "compute mode is prohibited"
-    if gpu.processes:
-        return f"in use by process {', '.join(map(str, gpu.processes))}"
-    if gpu.memory_used_bytes is not None and gpu.memory_used_bytes > IDLE_MEMORY_BYTES:
-        return (
-            f"{gpu.memory_used_bytes / (1 << 30):.1f} GiB in use"  # by a process that a container cannot see
-        )
-    return ""
 
 
 def _why_not(choice: _Choice) -> str:

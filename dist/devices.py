@@ -5,8 +5,8 @@ The parts: `visibility` reads CUDA_VISIBLE_DEVICES, `device_selection` sets it, 
 
 from __future__ import annotations
 
-from phalanx.dist.device_selection import select_devices, why_busy
-from phalanx.dist.gpus import Gpu, nvml_inventory
+from phalanx.dist.device_selection import select_devices
+from phalanx.dist.gpus import Gpu, nvml_inventory, why_busy
 from phalanx.dist.rank_visibility import visible_devices_per_rank
 from phalanx.dist.visibility import VARIABLE, InvalidVisibleDevices, VisibleDevices, visible_devices
 

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import re
-import tempfile
 from pathlib import Path
 
 _held: dict[str, int] = {}  # uuid -> open file; closed with the process, which is what frees the GPU
@@ -14,6 +13,8 @@ _held: dict[str, int] = {}  # uuid -> open file; closed with the process, which 
 
 def default_folder() -> Path:
     """Where the lock files are: the same folder for every user of this node."""
+    import tempfile  # slow to import, and most callers name their folder or only look
+
     return Path(tempfile.gettempdir()) / "phalanx-gpus"
 
 
@@ -62,7 +63,7 @@ def _is_ancestor(wanted: int | None) -> bool:
 def holder(uuid: str, folder: Path | None = None) -> int | None:
     """Process id that the GPU's holder left, None when none can be read. It may have ended."""
     try:
-        text = (_path(uuid, folder or default_folder())).read_text()
+        text = lock_file(uuid, folder).read_text()
         return int(text.split()[0])
     except (OSError, ValueError, IndexError):
         return None
@@ -75,8 +76,9 @@ def release(uuid: str) -> None:
         os.close(handle)
 
 
-def _path(uuid: str, folder: Path) -> Path:
-    return folder / (re.sub(r"[^A-Za-z0-9-]", "_", uuid) + ".lock")
+def lock_file(uuid: str, folder: Path | None = None) -> Path:
+    """The file whose lock stands for the GPU."""
+    return (folder or default_folder()) / (re.sub(r"[^A-Za-z0-9-]", "_", uuid) + ".lock")
 
 
 def _open(uuid: str, folder: Path) -> int:
@@ -91,7 +93,7 @@ def _open(uuid: str, folder: Path) -> int:
             folder.chmod(0o1777)
         except PermissionError:  # another user made it this moment
             pass
-    path = _path(uuid, folder)
+    path = lock_file(uuid, folder)
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     for _ in range(3):
         try:

@@ -40,6 +40,7 @@ class Gpu:
     problem: str = ""
 
 
+IDLE_MEMORY_BYTES = 1 << 30  # a GPU nobody uses still shows some: driver, display, persistence
 IDLE_MIG_MEMORY_BYTES = 256 << 20  # an instance nobody uses shows some tens of MiB
 _COMPUTE_MODES = {0: "default", 1: "exclusive", 2: "prohibited", 3: "exclusive"}
 
@@ -82,3 +83,18 @@ def is_busy_mig(instance: NvmlDevice) -> bool:
     memory = instance.memory()
     in_use = memory is not None and memory.used > IDLE_MIG_MEMORY_BYTES
     return bool(instance.ask("ComputeRunningProcesses")) or in_use
+
+
+def why_busy(gpu: Gpu) -> str:
+    """Why nobody else should use this GPU now; empty when it is idle."""
+    if gpu.problem:
+        return gpu.problem
+    if gpu.compute_mode == "prohibited":
+        return "compute mode is prohibited"
+    if gpu.processes:
+        return f"in use by process {', '.join(map(str, gpu.processes))}"
+    if gpu.memory_used_bytes is not None and gpu.memory_used_bytes > IDLE_MEMORY_BYTES:
+        return (
+            f"{gpu.memory_used_bytes / (1 << 30):.1f} GiB in use"  # by a process that a container cannot see
+        )
+    return ""
