@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from phalanx.tools.doctor.facts import Facts
@@ -41,6 +44,7 @@ PROBES: Mapping[str, Probe] = {
     "system": system.probe,
     "environment": environment.probe,
 }
+_AFTER_PROBES_S = 0.4  # for the checks and the text
 NOT_ON_NODES = frozenset(
     {"compilers", "packages"}
 )  # a prolog asks about the node, not about somebody's Python
@@ -53,6 +57,7 @@ def gather(
     torch: bool = True,
     skip: frozenset[str] = frozenset(),
     probes: Mapping[str, Probe] = PROBES,
+    waiting: Callable[[list[str]], None] | None = None,
 ) -> Facts:
     """Ask this machine. This process must have no threads yet: the probes are forked from it.
 
@@ -65,6 +70,7 @@ def gather(
         torch: Whether to import torch (in a process of its own).
         skip: Names of probes that are not asked.
         probes: The probes, for tests.
+        waiting: Called now and then with the names of the probes that still run.
     """
     children: list[Child] = []
     try:
@@ -73,10 +79,29 @@ def gather(
         for name, probe in _all(scene, probes):
             if name not in skip:
                 children.append(start_function(name, probe, timeout_s))
-        collect(children)
+        collect(children, waiting)
     finally:
         stop(children)
     return _together(scene, children)
+
+
+def gather_node(scene: Scene, *, timeout_s: float, probes: Mapping[str, Probe] = PROBES) -> Facts:
+    """For a cluster's prolog: without torch and somebody's Python, all of it within ``timeout_s`` of the start.
+
+    The start is that of this process: the time that Python took counts.
+    """
+    left = timeout_s - age_of_this_process_s() - _AFTER_PROBES_S
+    return gather(scene, timeout_s=max(left, 0.1), torch=False, skip=NOT_ON_NODES, probes=probes)
+
+
+def age_of_this_process_s() -> float:
+    """Seconds since this process was started, 0 where /proc does not tell."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _all(scene: Scene, probes: Mapping[str, Probe]) -> Iterator[tuple[str, Callable[[], Partial | None]]]:

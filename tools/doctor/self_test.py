@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from phalanx.tools.doctor.findings import Finding
 ID = "self-test"
 LIMIT_S = 10.0
 MAX_RANKS = 16  # 120 pairs
+_TICK_S = 0.1
 _IDLE_BYTES = 1 << 30  # a driver holds some hundred MiB of an idle GPU
 _RANKS = Path(__file__).with_name("self_test_ranks.py")
 
@@ -68,13 +69,20 @@ class SelfTest:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.5)  # not for ever: a rank may sleep in the driver
 
-    def run(self, facts: Facts, limit_s: float = LIMIT_S, ranks: int = 2) -> Finding:
+    def run(
+        self,
+        facts: Facts,
+        limit_s: float = LIMIT_S,
+        ranks: int = 2,
+        waiting: Callable[[], None] | None = None,
+    ) -> Finding:
         """Run the collectives; ``skip`` where they cannot tell anything.
 
         Args:
             facts: What was gathered: which GPUs are idle, whether torch works.
             limit_s: For all of it.
             ranks: How many, where no GPU is idle.
+            waiting: Called ten times a second.
         """
         reason = _why_not(facts)
         if reason is not None or self._process is None:
@@ -94,13 +102,15 @@ class SelfTest:
                 "store": str(folder / "store"),
                 "limit_s": limit_s,
             }
-            return judge(plan, list(self._talk(plan, limit_s)))
+            return judge(plan, list(self._talk(plan, limit_s, waiting)))
         finally:
             self.cancel()
             _let_go(locks)
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _talk(self, plan: Mapping[str, Any], limit_s: float) -> Iterator[dict[str, Any]]:
+    def _talk(
+        self, plan: Mapping[str, Any], limit_s: float, waiting: Callable[[], None] | None
+    ) -> Iterator[dict[str, Any]]:
         """Hand over the plan, and pass on what the ranks tell until they end or the time is up."""
         process = self._process
         assert process is not None
@@ -113,7 +123,11 @@ class SelfTest:
         rest = b""
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            while (left := deadline - time.monotonic()) > 0 and selector.select(left):
+            while (left := deadline - time.monotonic()) > 0:
+                if waiting is not None:
+                    waiting()
+                if not selector.select(min(left, _TICK_S)):
+                    continue
                 data = os.read(process.stdout.fileno(), 65536)
                 if not data:
                     return

@@ -23,6 +23,7 @@ Partial = dict[str, Any]  # a part of the facts, in their JSON form
 _STDERR_KEPT = 16_384
 _PR_SET_PDEATHSIG = 1
 _EXEC_FAILED = 127
+_TICK_S = 0.1
 
 
 @dataclass(kw_only=True)
@@ -96,8 +97,11 @@ def start_program(
     return _fork(name, run, timeout_s)
 
 
-def collect(children: Iterable[Child]) -> None:
-    """Read every child to its end or its deadline; those that are over it are killed."""
+def collect(children: Iterable[Child], waiting: Callable[[list[str]], None] | None = None) -> None:
+    """Read every child to its end or its deadline; those that are over it are killed.
+
+    ``waiting`` is called ten times a second with the names of those that still run: no thread is needed for it.
+    """
     running = list(children)
     with selectors.DefaultSelector() as selector:
         for child in running:
@@ -106,6 +110,9 @@ def collect(children: Iterable[Child]) -> None:
         while selector.get_map():
             reading = {key.data[0].pid: key.data[0] for key in selector.get_map().values()}.values()
             left = min(child.deadline for child in reading) - time.monotonic()
+            if waiting is not None:
+                waiting([child.name for child in reading])
+                left = min(left, _TICK_S)
             for key, _ in selector.select(max(left, 0)):
                 data = os.read(key.fd, 65536)
                 key.data[1].extend(data)
