@@ -50,7 +50,8 @@ def _hasher() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=16)
 
 
-def _together(header: bytes, tensor_hashes: Iterable[str]) -> str:
+def hash_together(header: bytes, tensor_hashes: Iterable[str]) -> str:
+    """A safetensors file's hash, from its header and its tensors' hashes in file order."""
     whole = _hasher()
     whole.update(header)
     for digest in tensor_hashes:
@@ -118,7 +119,7 @@ def write_tensors(
                 file, contents.of(tensors[name] if content_of is None else content_of(name))
             )
         _sync(file)
-    return FileRecord(len(head) + end, _together(head, hashes.values()), hashes)
+    return FileRecord(len(head) + end, hash_together(head, hashes.values()), hashes)
 
 
 class _Contents:
@@ -319,7 +320,7 @@ def _tensor_problems(path: Path, wanted: str, wanted_tensors: Mapping[str, str])
         return [
             f"{path.name}: {names} do{'es' if len(changed) == 1 else ''} not have the hash that was written"
         ]
-    if _together(head, hashes.values()) != wanted:
+    if hash_together(head, hashes.values()) != wanted:
         return [f"{path.name} does not have its hash: its header was changed"]
     return []
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from phalanx.dist.key_rewrites import Pairing, Shape, StateDictError, sample_names
+from phalanx.dist.key_rewrites import Pairing, Shape, StateDictError, canonical_key, sample_names
 
 
 class Mismatch(NamedTuple):
@@ -133,3 +133,24 @@ def keys_differ(name: str, problems: Sequence[str], match: Match, pairing: Pairi
     meant = " If it is meant, " + "; ".join(fixes) if fixes else ""
     lines.append(f"Fix: is this the checkpoint of this model?{meant}")
     return KeysDifferError("\n".join(lines), match)
+
+
+def renamed_metadata(metadata: Mapping[str, Any], pairs: Mapping[str, str]) -> OrderedDict[str, Any]:
+    """Version entries of sub-modules, under the names that their modules have in the target."""
+    modules: dict[str, str] = {}
+    for key, found in pairs.items():
+        ours, theirs = key.split(".")[:-1], found.split(".")[:-1]
+        modules.setdefault(".".join(ours), ".".join(theirs))
+        while ours and theirs and ours[-1] == theirs[-1]:  # parents correspond as far as the names do
+            ours, theirs = ours[:-1], theirs[:-1]
+            modules.setdefault(".".join(ours), ".".join(theirs))
+    renamed: OrderedDict[str, Any] = OrderedDict()
+    if "" in metadata:
+        renamed[""] = metadata[""]
+    for path, entry in metadata.items():
+        if path in modules:
+            renamed[modules[path]] = entry
+    for path, entry in metadata.items():
+        if path and path not in modules:
+            renamed.setdefault(canonical_key(f"{path}.x").removesuffix(".x").removesuffix("x"), entry)
+    return renamed

@@ -18,6 +18,7 @@ class Extent:
     Attributes:
         header: True when `start` is that of a zip record's local header, behind which the bytes lie.
         deflated: The bytes are compressed to `stored` bytes.
+        crc: The checksum of all its bytes, where the file has one.
     """
 
     path: Path
@@ -26,6 +27,7 @@ class Extent:
     header: bool = False
     deflated: bool = False
     stored: int = 0
+    crc: int | None = None
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,10 @@ class Contents:
         other: Everything that is no tensor, as JSON would hold it, shortened where it is long.
         facts: What the format tells beside that: world size, versions.
         code: Names in pickles that are neither torch's nor plain: loading the file in full would import them.
-        root: The pickle's own description, for what is written anew.
-        mapping: Per entry of `root`, only in a single torch file: see `torch_files`.
+        root: The description in the pickle of a single torch file.
+        storages: Its storages' bytes, by the key that the pickle gives them.
         problems: What is wrong, though the rest could be read.
+        files: What it is made of, where that is several files.
     """
 
     path: Path
@@ -105,7 +108,6 @@ class Contents:
     code: tuple[str, ...] = ()
     root: Any = None
     storages: Mapping[str, Extent] = field(default_factory=dict)
-    weights_prefix: str = ""
     problems: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
 

@@ -79,12 +79,11 @@ def _statistics(reader: Any, entry: Entry) -> Statistics:
     import numpy as np
 
     from phalanx.tools.ckpt.dtypes import item_bytes
-    from phalanx.tools.ckpt.reading import numbers, paired
+    from phalanx.tools.ckpt.reading import aligned, numbers
 
     nan = inf = zero = count = 0
     least, greatest, total = math.inf, -math.inf, 0.0
-    # Cut to whole elements: a piece of a compressed storage may end within one.
-    for data, _ in paired(reader.pieces(entry), reader.pieces(entry), item_bytes(entry.dtype)):
+    for data in aligned(reader.pieces(entry), item_bytes(entry.dtype)):
         values = numbers(data, entry.dtype)
         if values.dtype.kind == "c":
             values = np.abs(values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -224,20 +223,23 @@ def _float8(code: int, exponent_bits: int, fraction_bits: int, bias: int, form: 
     return sign * float((1 + fraction / (1 << fraction_bits)) * 2.0 ** (exponent - bias))
 
 
+def aligned(pieces: Iterator[bytes], width: int) -> Iterator[bytes]:
+    """The same bytes, each piece a whole number of elements long: one of a compressed storage may end within one."""
+    left = b""
+    for piece in pieces:
+        piece = left + piece if left else piece
+        whole = len(piece) // width * width
+        left = piece[whole:]
+        if whole:
+            yield piece[:whole] if left else piece
+
+
 def paired(first: Iterator[bytes], second: Iterator[bytes], width: int) -> Iterator[tuple[bytes, bytes]]:
     """Two streams of bytes cut at the same places, each a whole number of elements long."""
-    left, right = b"", b""
-    for _ in itertools.count():
-        left = left or next(first, b"")
-        right = right or next(second, b"")
-        length = min(len(left), len(right)) // width * width
-        if not length:
-            if not left and not right:
-                return
-            more = next(first if len(left) <= len(right) else second, b"")
-            if not more:
-                return
-            left, right = (left + more, right) if len(left) <= len(right) else (left, right + more)
-            continue
+    one, two = aligned(first, width), aligned(second, width)
+    left, right = next(one, b""), next(two, b"")
+    while left and right:
+        length = min(len(left), len(right))
         yield left[:length], right[:length]
-        left, right = left[length:], right[length:]
+        left = left[length:] or next(one, b"")
+        right = right[length:] or next(two, b"")

@@ -37,7 +37,7 @@ class Record:
 
     def extent(self, path: Path) -> Extent:
         """Where its bytes are."""
-        return Extent(path, self.header, self.size, True, self.method == DEFLATED, self.stored)
+        return Extent(path, self.header, self.size, True, self.method == DEFLATED, self.stored, self.crc)
 
 
 class FileReader:
