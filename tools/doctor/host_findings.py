@@ -4,17 +4,54 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from phalanx.tools.doctor.checks import diagnose
 from phalanx.tools.doctor.facts import Facts
-from phalanx.tools.doctor.findings import Finding, in_order
+from phalanx.tools.doctor.facts_json import to_json
+from phalanx.tools.doctor.findings import Finding, Report, in_order
 from phalanx.tools.doctor.hosts import HostView, pairs
 
 CLOCK_SKEW_S = 1.0  # logs of two hosts, and files on a shared disk, are compared by time
 _BREAKING = ("torch", "NCCL", "phalanx", "backend")  # ranks of two versions do not understand each other
 
 Value = Callable[[Facts], Any]
+
+
+@dataclass(frozen=True)
+class HostsReport:
+    """Findings about several hosts, most important first, and what each host answered."""
+
+    hosts: tuple[HostView, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> Literal["ok", "warn", "fail"]:
+        """The worst status among the findings."""
+        return self._report.verdict
+
+    @property
+    def root_cause(self) -> Finding | None:
+        """The finding to read first."""
+        return self._report.root_cause
+
+    @property
+    def facts(self) -> Facts:
+        """Of no host in particular: none."""
+        return Facts()
+
+    @property
+    def _report(self) -> Report:
+        return Report(Facts(), self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """As for one machine, and ``hosts``: each one's facts, or why there are none."""
+        hosts = {
+            view.name: {"problem": view.problem} if view.facts is None else {"facts": to_json(view.facts)}
+            for view in self.hosts
+        }
+        return {**self._report.to_json(), "hosts": hosts}
 
 
 def _packages(facts: Facts) -> str | None:

@@ -22,6 +22,7 @@ Start = Callable[[str, Sequence[str]], "subprocess.Popen[bytes]"]
 PEER = (sys.executable, "-m", "phalanx.tools.doctor.host_peer")
 REACH_S = 3.0
 _CLOCK_QUESTIONS = 3
+_TICK_S = 0.1
 
 
 @dataclass(kw_only=True)
@@ -61,6 +62,7 @@ def examine(
     facts_question: Mapping[str, Any],
     timeout_s: float,
     words: Sequence[str] = PEER,
+    waiting: Callable[[list[str]], None] | None = None,
 ) -> list[HostView]:
     """Ask every host at once; one that does not answer costs its own answers, and no more than the time.
 
@@ -71,8 +73,9 @@ def examine(
         facts_question: What is wanted of the facts: job, output folder, whether torch is imported.
         timeout_s: For one round of questions.
         words: The program that answers.
+        waiting: Called now and then with the hosts whose answers are outstanding.
     """
-    with _Conversation(hosts, start, words) as talk:
+    with _Conversation(hosts, start, words, waiting) as talk:
         views = {name: HostView(name=name) for name in hosts}
         _greet(talk, views, timeout_s)
         _clocks(talk, views, timeout_s)
@@ -139,7 +142,14 @@ def _reach(talk: _Conversation, views: Mapping[str, HostView], port: int) -> Non
 class _Conversation:
     """Pipes to a program on each host; questions go to many at once."""
 
-    def __init__(self, hosts: Sequence[str], start: Start, words: Sequence[str]) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        start: Start,
+        words: Sequence[str],
+        waiting: Callable[[list[str]], None] | None,
+    ) -> None:
+        self._waiting = waiting
         self.problems: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._errors: dict[str, bytearray] = {name: bytearray() for name in hosts}
@@ -172,6 +182,9 @@ class _Conversation:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
+                if self._waiting is not None:
+                    self._waiting([name for name in questions if name not in answers | self.problems])
+                    left = min(left, _TICK_S)
                 for key, _ in selector.select(left):
                     self._read(selector, key, answers)
         for name in questions:
