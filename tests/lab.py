@@ -22,6 +22,7 @@ _PROGRAMS = ("ip", "unshare", "nsenter", "setpriv", "sshd", "ssh", "ssh-keygen",
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 _START_TIMEOUT_S = 20.0
 NETWORK = "10.77.0"
+_VETH = ("ip", "link", "add", "one", "type", "veth", "peer", "name", "two")
 
 
 def missing() -> str | None:
@@ -33,21 +34,7 @@ def missing() -> str | None:
     if os.geteuid() != 0:
         return "needs root: network namespaces and sshd"
     probe = subprocess.run(
-        [
-            "unshare",
-            "--net",
-            "--mount",
-            "--uts",
-            "ip",
-            "link",
-            "add",
-            "a",
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "b",
-        ],
+        ["unshare", "--net", "--mount", "--uts", *_VETH],
         env=_environ(),
         capture_output=True,
         check=False,
