@@ -13,7 +13,10 @@ _held: dict[str, int] = {}  # uuid -> open file; closed with the process, which 
 
 def default_folder() -> Path:
     """Where the lock files are: the same folder for every user of this node."""
-    import tempfile  # slow to import, and most callers name their folder or only look
+    usual = os.environ.get("TMPDIR") or "/tmp"
+    if os.path.isabs(usual) and os.access(usual, os.W_OK | os.X_OK):
+        return Path(usual) / "phalanx-gpus"
+    import tempfile  # its rules for other cases; slow to import, and it writes a file to find out
 
     return Path(tempfile.gettempdir()) / "phalanx-gpus"
 

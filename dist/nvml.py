@@ -105,6 +105,10 @@ class NvmlDevice:
             self._answers[key] = self._call(name, *args)
         return self._answers[key]
 
+    def ask_about(self, name: str, other: NvmlDevice, *args: Any) -> Any:
+        """As `ask`, about this device and another one."""
+        return None if other.handle is None else self._call(name, other.handle, *args)
+
     def _call(self, name: str, *args: Any) -> Any:
         if self.handle is None:
             self.why[name] = self.problem

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
 
 _PREFIX = "phalanx-rank"
 _JOB_LETTERS = 40  # the kernel's limit for the whole name is 107 bytes
@@ -42,6 +45,8 @@ class RankSigns:
         self._sockets: list[socket.socket] = []
 
     def show(self, signs: Iterable[RankSign]) -> None:
+        import socket  # who only reads the signs needs none of it
+
         self.close()
         for sign in signs:
             try:

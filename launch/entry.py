@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 import click
 
 from phalanx.launch.cli import phalanx
-from phalanx.launch.options import BY_KEY
-from phalanx.launch.targets import recipes
 from phalanx.tools.usage import CannotFinish, UsageMistake, nearest
 
 EXIT_USAGE = 2
@@ -86,6 +84,8 @@ def _name(words: Sequence[str]) -> str:
 
 def _in_our_words(error: click.ClickException, words: Sequence[str]) -> str:
     """click's complaint, with the nearest name and what to type."""
+    from phalanx.launch.options import BY_KEY  # for a mistake alone: every command would pay for it
+
     context = getattr(error, "ctx", None)
     here = context.command_path if context is not None else _name(words)
     if isinstance(error, click.NoSuchOption):
@@ -105,6 +105,8 @@ def _in_our_words(error: click.ClickException, words: Sequence[str]) -> str:
 
 
 def _no_such_option(option: str, context: click.Context | None, here: str) -> str:
+    from phalanx.launch.options import BY_KEY
+
     if here == "phalanx" and option.lstrip("-").replace("-", "_") in BY_KEY:
         return f"{option} is an option of `phalanx run`.\nFix: phalanx run {option} .."
     names = [name for param in context.command.get_params(context) for name in param.opts] if context else []
@@ -114,6 +116,8 @@ def _no_such_option(option: str, context: click.Context | None, here: str) -> st
 
 
 def _no_such_command(typed: str) -> str:
+    from phalanx.launch.targets import recipes
+
     near = [f"phalanx {name}" for name in nearest(typed, phalanx.commands)]
     if os.path.isfile(typed) or typed in recipes():
         near.insert(0, f"phalanx run {typed}")

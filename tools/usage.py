@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -31,6 +30,8 @@ def nearest(word: str, names: Iterable[str], *, count: int = 3) -> list[str]:
     >>> nearest("mnits", ["cifar", "mnist", "rnn"])
     ['mnist']
     """
+    import difflib  # for a mistake alone: every command would pay for it
+
     lower = word.lower()
     scores = {name: difflib.SequenceMatcher(None, lower, name.lower()).ratio() for name in names}
     scores |= {

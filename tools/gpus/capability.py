@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from phalanx.tools.gpus.readings import GpuReading
+from phalanx.tools.gpus.abilities import Capability, TorchBuild
+from phalanx.tools.gpus.readings import GpuReading, NodeReading
 from phalanx.tools.gpus.text_table import Cell, Column, table_lines
 
 TIMEOUT_S = 60.0  # torch's first import from a network file system
@@ -33,52 +34,41 @@ os._exit(0)
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class TorchBuild:
-    """The torch that a script started from here would import. ``error`` says why there is none."""
-
-    version: str | None = None
-    cuda: str | None = None
-    hip: str | None = None
-    architectures: tuple[str, ...] = ()
-    error: str = ""
-
-    @property
-    def line(self) -> str:
-        if self.error:
-            return f"torch: {self.error}"
-        kind = f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.hip}" if self.hip else "for CPUs alone"
-        code = f", code for {', '.join(self.architectures)}" if self.architectures else ""
-        return f"torch {self.version}, {kind}{code}"
+def line_of(torch: TorchBuild) -> str:
+    """A torch in one line."""
+    if torch.error:
+        return f"torch: {torch.error}"
+    kind = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "for CPUs alone"
+    code = f", code for {', '.join(torch.architectures)}" if torch.architectures else ""
+    return f"torch {torch.version}, {kind}{code}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Capability:
-    """What one GPU can do.
+def with_capabilities(node: NodeReading) -> NodeReading:
+    """The node, what its GPUs can do, and the torch that a script started from here would import."""
+    torch = ask_torch()
+    ordinals: dict[str, int] = {}
+    if len({gpu.name for gpu in node.gpus}) > 1 and not any(gpu.problem for gpu in node.gpus):
+        from phalanx.tools.gpus.cuda_driver import cuda_devices
 
-    Args:
-        index: nvidia-smi's number.
-        cuda_ordinal: CUDA's number here.
-        name: Its product name.
-        compute_capability: ``9.0``, None where it is not known.
-        source: Where that is from: ``nvml``, or ``name`` for the table of products.
-        architecture: Hopper, ...
-        features: ``bf16``, ``fp8``, ...
-        torch_code: The part of this torch that runs on it, ``sm_90``; None: there is none.
-        torch_runs: Whether this torch can use it; None where that is not known.
-        advice: What to do when it cannot.
-    """
+        ordinals = {f"GPU-{device['uuid']}": number for number, device in enumerate(cuda_devices())}
+    found = tuple(capability(gpu, torch, ordinals.get(gpu.uuid or "")) for gpu in node.gpus)
+    notes = (*node.notes, *_driver_note(node, torch))
+    return replace(node, torch=torch, capabilities=found, notes=notes)
 
-    index: int
-    cuda_ordinal: int | None = None
-    name: str | None = None
-    compute_capability: str | None = None
-    source: str | None = None
-    architecture: str | None = None
-    features: tuple[str, ...] = ()
-    torch_code: str | None = None
-    torch_runs: bool | None = None
-    advice: str = ""
+
+def _driver_note(node: NodeReading, torch: TorchBuild) -> list[str]:
+    from phalanx.tools.facts.tables import driver_for_cuda, driver_runs_cuda
+
+    if not node.gpus or not torch.cuda:
+        return []
+    if driver_runs_cuda(node.driver_version, node.cuda_driver_version, torch.cuda) is not False:
+        return []
+    need = driver_for_cuda(torch.cuda)
+    lowest = f" ({need.version} or newer)" if need else ""
+    return [
+        f"driver {node.driver_version} is too old for this torch's CUDA {torch.cuda}{lowest}: whatever code torch has, "
+        "it will find no GPU. `phalanx doctor` says what to install."
+    ]
 
 
 def ask_torch(python: str = sys.executable) -> TorchBuild:
@@ -206,7 +196,7 @@ def capability_lines(
         ]
         for one in found
     ]
-    return [torch.line, "", *table_lines(_COLUMNS, rows, width=width, colour=colour)]
+    return [line_of(torch), "", *table_lines(_COLUMNS, rows, width=width, colour=colour)]
 
 
 def _verdict(one: Capability) -> Cell:

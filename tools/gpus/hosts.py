@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from phalanx.tools.gpus.processes import printable
@@ -19,13 +19,13 @@ class HostOutput:
     stderr: str = ""
 
 
-#: Runs a phalanx command line (``["gpus", "--json"]``) on every host and returns the output of each.
-Ask = Callable[[Sequence[str]], Mapping[str, HostOutput]]
+#: Runs `phalanx gpus --json` on every host and returns the output of each.
+Ask = Callable[[], Mapping[str, HostOutput]]
 
 
 def read_hosts(ask: Ask) -> list[NodeReading]:
     """The nodes, in the order of the answer."""
-    return [_node(host, output) for host, output in ask(["gpus", "--json"]).items()]
+    return [_node(host, output) for host, output in ask().items()]
 
 
 def _node(host: str, output: HostOutput) -> NodeReading:

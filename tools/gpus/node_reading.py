@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ _UNIFIED = ("GB10", "ORIN", "THOR", "XAVIER", "TEGRA", "JETSON", "NVGPU")
 
 def read_node(environ: Mapping[str, str] = os.environ, lock_folder: Path | None = None) -> NodeReading:
     """This node's GPUs, who is on them, and the computer itself; nothing is started and nothing is held."""
-    host = socket.gethostname()
+    host = os.uname().nodename
     try:
         with open_nvml() as nvml:
             return _from_nvml(nvml, host, environ, lock_folder)

@@ -162,6 +162,8 @@ def ordinals(
     gpus: list[Gpu], environ: Mapping[str, str] = os.environ
 ) -> tuple[dict[int, int], tuple[str, ...]]:
     """For each nvidia-smi number that CUDA shows here, CUDA's; and what is odd about CUDA_VISIBLE_DEVICES."""
+    if "CUDA_VISIBLE_DEVICES" not in environ and _alike(gpus):
+        return {gpu.index: gpu.index for gpu in gpus}, ()
     from phalanx.dist.visibility import visible_devices
 
     found = visible_devices(environ, gpus)
@@ -170,3 +172,8 @@ def ordinals(
     return table, tuple(
         f"CUDA_VISIBLE_DEVICES={found.value!r}: {note}" if found.value else note for note in notes
     )
+
+
+def _alike(gpus: list[Gpu]) -> bool:
+    """Whether CUDA and nvidia-smi number them alike: only different GPUs are sorted by their speed."""
+    return len({gpu.name for gpu in gpus}) == 1

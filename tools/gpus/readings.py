@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phalanx.tools.gpus.abilities import Capability, Topology, TorchBuild
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,7 @@ class HostReading:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReading:
-    """Everything about one node. ``error``: it could not be read; ``no_gpus``: why the list of GPUs is empty."""
+    """Everything about one node; the last three only where they are asked for. ``error``: it could not be read; ``no_gpus``: why the list of GPUs is empty."""
 
     host: str
     driver_version: str | None = None
@@ -100,11 +103,15 @@ class NodeReading:
     no_gpus: str = ""
     error: str = ""
     computer: HostReading = HostReading()
+    torch: TorchBuild | None = None
+    capabilities: tuple[Capability, ...] | None = None
+    topology: Topology | None = None
 
     @property
     def is_bad(self) -> bool:
         """Whether something here needs somebody's attention: exit code 1."""
-        return bool(self.error) or any(gpu.problem for gpu in self.gpus)
+        unusable = any(one.torch_runs is False for one in self.capabilities or ())
+        return bool(self.error) or unusable or any(gpu.problem for gpu in self.gpus)
 
 
 def plain(value: Any) -> Any:

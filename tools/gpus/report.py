@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from phalanx.tools.gpus.abilities import Capability, Topology, TorchBuild
 from phalanx.tools.gpus.readings import (
     DeviceReading,
     GpuReading,
@@ -24,7 +25,10 @@ def report(nodes: Sequence[NodeReading]) -> dict[str, Any]:
 
     With several nodes ``driver_version`` is null where they differ, and ``hosts`` has each one's own.
     """
-    hosts = [{name: value for name, value in plain(node).items() if name != "gpus"} for node in nodes]
+    hosts = [
+        {name: value for name, value in plain(node).items() if name != "gpus" and not _not_asked(name, value)}
+        for node in nodes
+    ]
     gpus = [{"host": node.host, **plain(gpu)} for node in nodes for gpu in node.gpus]
     return {
         "schema": SCHEMA,
@@ -33,6 +37,10 @@ def report(nodes: Sequence[NodeReading]) -> dict[str, Any]:
         "gpus": gpus,
         "hosts": hosts,
     }
+
+
+def _not_asked(name: str, value: Any) -> bool:
+    return value is None and name in ("torch", "capabilities", "topology")
 
 
 def _common(values: Sequence[str | None]) -> str | None:
@@ -60,6 +68,17 @@ def node_of(text: str, host: str) -> NodeReading:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         first = next(iter(text.strip().splitlines()), "nothing")
         raise ValueError(f"its answer cannot be read: {first[:80]!r}") from None
+
+
+def _extras(own: Mapping[str, Any]) -> dict[str, Any]:
+    capabilities = own.get("capabilities")
+    return {
+        "torch": _made(TorchBuild, own["torch"]) if "torch" in own else None,
+        "capabilities": None
+        if capabilities is None
+        else tuple(_made(Capability, one) for one in capabilities),
+        "topology": _made(Topology, own["topology"]) if "topology" in own else None,
+    }
 
 
 def _gpu(content: Mapping[str, Any]) -> GpuReading:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from phalanx.tools.gpus.readings import DeviceReading, GpuReading, HostReading, NodeReading, ProcessReading
-from phalanx.tools.gpus.text_table import Cell, Column, cut, paint, table_lines
+from phalanx.tools.gpus.text_table import Cell, Column, paint, table_lines
 
 NONE = "n/a"
 
@@ -41,6 +41,8 @@ def screen(nodes: Sequence[NodeReading], *, width: int | None = None, colour: bo
         colour: Whether the terminal takes colours.
     """
     several = len(nodes) > 1
+    if any(node.capabilities is not None or node.topology is not None for node in nodes):
+        return _abilities(nodes, width, colour)
     lines = [line for node in nodes for line in _head(node, several, colour)]
     gpus = [row for node in nodes for row in _gpu_rows(node, several)]
     if gpus:
@@ -54,6 +56,26 @@ def screen(nodes: Sequence[NodeReading], *, width: int | None = None, colour: bo
     if foot:
         lines += ["", *foot]
     return "\n".join(lines)
+
+
+def _abilities(nodes: Sequence[NodeReading], width: int | None, colour: bool) -> str:
+    """Instead of who is on the GPUs: what they can do and how they are connected, node by node."""
+    lines: list[str] = []
+    for node in nodes:
+        lines += [*_head(node, True, colour), ""]
+        if node.capabilities is not None and node.torch is not None:
+            from phalanx.tools.gpus.capability import capability_lines
+
+            lines += [*capability_lines(node.capabilities, node.torch, width=width, colour=colour), ""]
+        if node.topology is not None:
+            from phalanx.tools.gpus.topology import topology_lines
+
+            lines += [*topology_lines(node.topology, width=width, colour=colour), ""]
+        lines += [*_foot(node, False), ""]
+    text = "\n".join(lines).strip("\n")
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text
 
 
 # -------------------------------------------------------------------------------------------------------- head
@@ -244,8 +266,3 @@ def memory(used: int | None, total: int | None) -> str:
 
 def number(value: float | None, unit: str) -> str:
     return NONE if value is None else f"{value:.0f} {unit}"
-
-
-def fit(text: str, width: int | None) -> str:
-    """Every line cut to the width."""
-    return text if width is None else "\n".join(cut(line, width) for line in text.split("\n"))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from phalanx.dist.nvml import Nvml, NvmlAbsent, NvmlDevice, open_nvml
+from phalanx.tools.gpus.abilities import Topology
+from phalanx.tools.gpus.readings import NodeReading
 from phalanx.tools.gpus.text_table import Cell, Column, table_lines
 
 MAX_LINKS = 18  # of the newest GPUs
@@ -25,37 +27,9 @@ LEGEND = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Topology:
-    """How each pair of GPUs is connected.
-
-    ``links[i][j]`` is "NV4", "PIX", ..., "X" for itself, None where NVML does not say; ``peers[i][j]`` whether the
-    two reach each other's memory (None: not told).
-    """
-
-    links: tuple[tuple[str | None, ...], ...]
-    peers: tuple[tuple[bool | None, ...], ...]
-    cpus: tuple[str | None, ...]
-    numa_nodes: tuple[int | None, ...]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What will matter to a job of several GPUs."""
-        count = len(self.links)
-        pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
-        notes = []
-        blocked = [f"{i}-{j}" for i, j in pairs if self.peers[i][j] is False]
-        if blocked:
-            notes.append(
-                f"no peer-to-peer between GPUs {', '.join(blocked)}: NCCL goes through the computer's memory."
-            )
-        linked = [(i, j) for i, j in pairs if (self.links[i][j] or "").startswith("NV")]
-        if linked and len(linked) < len(pairs):
-            groups = ", ".join(f"{i}-{j}" for i, j in linked[:12])
-            notes.append(
-                f"NVLink joins only some pairs ({groups}): ranks of one group are best placed there."
-            )
-        return tuple(notes)
+def with_topology(node: NodeReading) -> NodeReading:
+    """The node, and how its GPUs are connected."""
+    return replace(node, topology=read_topology())
 
 
 def read_topology(root: Path = Path("/")) -> Topology | None:
@@ -86,9 +60,7 @@ def _link(one: NvmlDevice, other: NvmlDevice, buses: Sequence[str]) -> str | Non
     switched = min(ends.count("switch"), _link_ends(other).count("switch"))
     if direct or switched:
         return f"NV{direct or switched}"
-    if one.handle is None or other.handle is None:
-        return None
-    level = one.ask("TopologyCommonAncestor", other.handle)
+    level = one.ask_about("TopologyCommonAncestor", other)
     return _LEVELS.get(int(level)) if level is not None else None
 
 
@@ -109,9 +81,7 @@ def _link_ends(device: NvmlDevice) -> list[str]:
 def _peer(one: NvmlDevice, other: NvmlDevice) -> bool | None:
     if one.index == other.index:
         return True
-    if one.handle is None or other.handle is None:
-        return None
-    status = one.ask("P2PStatus", other.handle, 0)  # 0: reading each other's memory
+    status = one.ask_about("P2PStatus", other, 0)  # 0: reading each other's memory
     return None if status is None else int(status) == 0
 
 
@@ -177,7 +147,25 @@ def topology_lines(topology: Topology, *, width: int | None = None, colour: bool
     lines += ["", *(f"{word:5} {meaning}" for word, meaning in LEGEND.items() if word in used)]
     if any(False in line for line in topology.peers):
         lines.append("!     no peer-to-peer")
-    return [*lines, *(f"Note: {note}" for note in topology.notes)]
+    return [*lines, *(f"Note: {note}" for note in notes_of(topology))]
+
+
+def notes_of(topology: Topology) -> list[str]:
+    """What will matter to a job of several GPUs."""
+    count = len(topology.links)
+    pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
+    notes = []
+    blocked = [f"{i}-{j}" for i, j in pairs if topology.peers[i][j] is False]
+    if blocked:
+        notes.append(
+            f"no peer-to-peer between GPUs {', '.join(blocked)}: NCCL goes through the computer's memory."
+        )
+    linked = [f"{i}-{j}" for i, j in pairs if (topology.links[i][j] or "").startswith("NV")]
+    if linked and len(linked) < len(pairs):
+        notes.append(
+            f"NVLink joins only some pairs ({', '.join(linked)}): ranks of one group are best placed there."
+        )
+    return notes
 
 
 def _cell(topology: Topology, i: int, j: int) -> Cell:
