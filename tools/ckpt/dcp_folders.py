@@ -74,6 +74,13 @@ def read_dcp(folder: Path, values: bool = False) -> Contents:
     )
 
 
+def part_places(folder: Path) -> list[tuple[str, int, int]]:
+    """File, first byte and length of every part that the index names."""
+    attributes = _attributes(read_pickled(folder / INDEX).root)
+    places = _places(folder, attributes.get("storage_data"))
+    return sorted((place.file, place.offset, place.length) for place in places.values())
+
+
 def _attributes(value: Any) -> dict[str, Any]:
     if not isinstance(value, Call):
         return {}

@@ -117,7 +117,8 @@ def read_ours(folder: Path) -> Contents:
     state = read_json(folder / STATE_FILE) if (folder / STATE_FILE).is_file() else {}
     state = state if isinstance(state, dict) else {}
     parts = _our_shards(folder) if (folder / SHARDS_FILE).is_file() else _our_files(folder)
-    versions = state.get("versions") if isinstance(state.get("versions"), dict) else {}
+    given = state.get("versions")
+    versions: dict[str, Any] = given if isinstance(given, dict) else {}
     found = joined(
         folder, "phalanx", parts, world_size=state.get("world_size"), torch=versions.get("torch"),
         step=(state.get("progress") or {}).get("step") if isinstance(state.get("progress"), dict) else None,

@@ -186,7 +186,7 @@ def numbers(data: bytes, dtype: str) -> NDArray[np.generic]:
     if dtype == "bfloat16":
         return (np.frombuffer(data, dtype="<u2").astype("<u4") << np.uint32(16)).view("<f4")
     if dtype in _FLOAT8:
-        return _float8_table(dtype)[np.frombuffer(data, dtype=np.uint8)]
+        return np.take(_float8_table(dtype), np.frombuffer(data, dtype=np.uint8))
     raise BadCheckpoint(shown(dtype), "numbers of this type cannot be compared here.")
 
 

@@ -104,7 +104,9 @@ def _by_prefix(contents: Contents) -> list[Weights]:
     if contents.format == "dcp" or contents.format == "lightning":
         for name in (*LIVE_ENTRIES, *AVERAGED_ENTRIES):
             prefix = f"{name}."
-            inner = {key.removeprefix(prefix): entry for key, entry in plain.items() if key.startswith(prefix)}
+            inner = {
+                key.removeprefix(prefix): entry for key, entry in plain.items() if key.startswith(prefix)
+            }
             others = [key for key in plain if not key.startswith(prefix)]
             if inner and others and all(key.split(".")[0] in _PARTS or key in inner for key in others):
                 found.append(Weights(name, inner))
@@ -145,7 +147,9 @@ def pick(
     if entry is not None:
         found = [weights for weights in found if weights.container == entry.replace(".", "/")]
     if not found:
-        what = f"no entry {entry!r} with tensors" if entry is not None else "no weights: not one dict of tensors"
+        what = (
+            f"no entry {entry!r} with tensors" if entry is not None else "no weights: not one dict of tensors"
+        )
         raise StateDictError(f"{contents.path}: holds {what}")
     names = sorted(weights.container or "(top)" for weights in found)
 
@@ -160,7 +164,9 @@ def pick(
     if top and scores[""] and scores[""] >= max(scores.values()):
         return chosen(top[0])
     for kind in (0, 1, 2):
-        some = [weights for weights in found if _kind(weights.container) == kind and scores[weights.container]]
+        some = [
+            weights for weights in found if _kind(weights.container) == kind and scores[weights.container]
+        ]
         most = max((scores[weights.container] for weights in some), default=0)
         best = [weights for weights in some if scores[weights.container] == most]
         if len(best) > 1 and any(_places(weights) != _places(best[0]) for weights in best):

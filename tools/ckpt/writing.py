@@ -35,7 +35,9 @@ def new_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
         CannotFinish: The disk is full.
     """
     if os.path.lexists(path) and not force:
-        raise UsageMistake(f"{str(path)!r} exists already; it would be lost.", fix="another --output, or --force")
+        raise UsageMistake(
+            f"{str(path)!r} exists already; it would be lost.", fix="another --output, or --force"
+        )
     if path.is_dir():
         raise UsageMistake(f"{str(path)!r} is a folder.", fix="--output FILE")
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
@@ -56,8 +58,13 @@ def new_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
 def not_written(path: Path, error: OSError) -> Exception:
     """What to tell when the operating system refuses."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CannotFinish(f"{str(path)!r}: {error.strerror}; nothing was left behind.", fix="free space, or another --output")
-    return UsageMistake(f"{str(path)!r} cannot be written: {error.strerror or error}.", fix="another --output")
+        return CannotFinish(
+            f"{str(path)!r}: {error.strerror}; nothing was left behind.",
+            fix="free space, or another --output",
+        )
+    return UsageMistake(
+        f"{str(path)!r} cannot be written: {error.strerror or error}.", fix="another --output"
+    )
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,9 @@ def kernel_copy(source: int, start: int, length: int, out: IO[bytes]) -> None:
     while done < length:
         count = _copied(source, target, start + done, place + done, min(_KERNEL_BYTES, length - done))
         if not count:
-            raise BadCheckpoint("the source file", "became shorter while it was read.", fix="wait for its writer")
+            raise BadCheckpoint(
+                "the source file", "became shorter while it was read.", fix="wait for its writer"
+            )
         done += count
     out.seek(place + done)
 
@@ -160,10 +169,18 @@ def _shared_extents(entries: Mapping[str, Entry]) -> set[Extent]:
     return {extent for extent, count in seen.items() if count > 1}
 
 
-def _rebuild(storage: _Storage, dtype: str, shape: tuple[int, ...], offset: int, stride: tuple[int, ...]) -> Call:
+def _rebuild(
+    storage: _Storage, dtype: str, shape: tuple[int, ...], offset: int, stride: tuple[int, ...]
+) -> Call:
     hooks = Call(Global("collections", "OrderedDict"), ())
     if dtype in STORAGE_OF:
-        pid = ("storage", Global("torch", STORAGE_OF[dtype]), storage.key, "cpu", storage.bytes // item_bytes(dtype))
+        pid = (
+            "storage",
+            Global("torch", STORAGE_OF[dtype]),
+            storage.key,
+            "cpu",
+            storage.bytes // item_bytes(dtype),
+        )
         args: tuple[Any, ...] = (Persistent(pid), offset, shape, stride, False, hooks)
         return Call(Global("torch._utils", "_rebuild_tensor_v2"), args)
     # Types without a storage class of their own: the storage counts bytes.
@@ -205,7 +222,9 @@ def write_safetensors(
     unknown = [key for key, entry in entries.items() if entry.dtype not in TO_SAFETENSORS]
     if unknown:
         kind = entries[unknown[0]].dtype
-        raise BadCheckpoint(shown(unknown[0]), f"is of {kind}, which safetensors has no name for.", fix="convert to .pt")
+        raise BadCheckpoint(
+            shown(unknown[0]), f"is of {kind}, which safetensors has no name for.", fix="convert to .pt"
+        )
     # Wide types first, so that every tensor is aligned to its own size.
     order = sorted(entries, key=lambda key: (-item_bytes(entries[key].dtype), key))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
