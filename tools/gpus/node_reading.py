@@ -110,9 +110,7 @@ def _notes(gpus: Sequence[GpuReading]) -> tuple[str, ...]:
         notes.append("this driver is too old to tell its own share: memory in use includes it.")
     shared = [gpu.index for gpu in gpus if gpu.memory_total_bytes is None and is_unified(gpu)]
     if shared:
-        notes.append(
-            f"GPU {', '.join(map(str, shared))} has no memory of its own: it shares the computer's, see below."
-        )
+        notes.append(f"GPU {', '.join(map(str, shared))} has no memory of its own: it shares the computer's.")
     return tuple(notes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -163,17 +164,20 @@ def ordinals(
 ) -> tuple[dict[int, int], tuple[str, ...]]:
     """For each nvidia-smi number that CUDA shows here, CUDA's; and what is odd about CUDA_VISIBLE_DEVICES."""
     if "CUDA_VISIBLE_DEVICES" not in environ and _alike(gpus):
-        return {gpu.index: gpu.index for gpu in gpus}, ()
+        # CUDA leaves out one that is lost, if it starts at all: the numbers after it are anybody's guess.
+        usable = itertools.takewhile(lambda gpu: not gpu.problem, gpus)
+        return {gpu.index: gpu.index for gpu in usable}, ()
     from phalanx.dist.visibility import visible_devices
 
     found = visible_devices(environ, gpus)
     table = {number: ordinal for ordinal, number in enumerate(found.physical) if number is not None}
     notes = tuple(" ".join(note.split()) for note in found.notes)
-    return table, tuple(
-        f"CUDA_VISIBLE_DEVICES={found.value!r}: {note}" if found.value else note for note in notes
-    )
+    if found.value is not None:
+        return table, tuple(f"CUDA_VISIBLE_DEVICES={found.value!r}: {note}" for note in notes)
+    # GPUs whose names are secret are not known to differ.
+    return table, notes if all(gpu.name for gpu in gpus) else ()
 
 
 def _alike(gpus: list[Gpu]) -> bool:
     """Whether CUDA and nvidia-smi number them alike: only different GPUs are sorted by their speed."""
-    return len({gpu.name for gpu in gpus}) == 1
+    return len({gpu.name for gpu in gpus if not gpu.problem}) <= 1

@@ -170,7 +170,7 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
 
 
 def short_command(words: bytes, name: str) -> str:
-    """A command line without the folders of its program: ``python train.py --lr 0.1``.
+    """A command line without the folders of its program and script: ``python train.py --lr 0.1``.
 
     >>> short_command(b"/usr/bin/python3\\0train.py\\0", "python3")
     'python3 train.py'
@@ -180,7 +180,8 @@ def short_command(words: bytes, name: str) -> str:
     parts = [part.decode(errors="replace") for part in words.rstrip(b"\0").split(b"\0") if part]
     if not parts:
         return printable(name)
-    text = " ".join([os.path.basename(parts[0]) or parts[0], *parts[1:]])
+    shown = [os.path.basename(part) or part if part.startswith("/") else part for part in parts[:2]]
+    text = " ".join([*shown, *parts[2:]])
     return printable(text)[:NAME_LETTERS]
 
 

@@ -194,7 +194,7 @@ def _process_row(where: str, process: ProcessReading) -> list[Cell]:
         Cell(where),
         Cell(str(process.pid)),
         Cell(process.user or NONE),
-        Cell(NONE if process.memory_bytes is None else f"{gib(process.memory_bytes)} GiB"),
+        Cell(NONE if process.memory_bytes is None else size(process.memory_bytes)),
         Cell(process.job or NONE),
         Cell(rank),
         Cell(NONE if process.local_rank is None else str(process.local_rank)),
@@ -251,6 +251,11 @@ def _expected(device: DeviceReading, field: str) -> bool:
 
 def gib(count: int) -> str:
     return f"{count / (1 << 30):.1f}"
+
+
+def size(count: int) -> str:
+    """``10.0 GiB``, and ``50 MiB`` where that would be 0.0."""
+    return f"{gib(count)} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
 
 def memory(used: int | None, total: int | None) -> str:

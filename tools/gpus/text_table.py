@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CUT = ".."
+LAST_COLUMN = 12  # letters that the last one keeps while there are others to leave out
 _COLOURS = {
     "": "",
     "bad": "\033[31m",
@@ -46,7 +47,7 @@ def table_lines(
     widths = [
         max(len(column.title), *(len(row[i].text) for row in rows), 0) for i, column in enumerate(columns)
     ]
-    last_floor = len(columns[-1].title)
+    last_floor = min(widths[-1], LAST_COLUMN)
     while width is not None and _total(kept, widths, last_floor) > width:
         spare = max(kept, key=lambda i: (columns[i].spare, i))
         if not columns[spare].spare:
