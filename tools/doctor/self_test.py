@@ -80,7 +80,7 @@ class SelfTest:
 
         Args:
             facts: What was gathered: which GPUs are idle, whether torch works.
-            limit_s: For all of it.
+            limit_s: For the collectives; as long again for an import of torch that is still under way.
             ranks: How many, where no GPU is idle.
             waiting: Called ten times a second.
         """
@@ -135,6 +135,8 @@ class SelfTest:
                 for line in lines:
                     said = json.loads(line)
                     yield said
+                    if said["what"] == "start":  # a slow disk is not a slow network
+                        deadline = time.monotonic() + limit_s
                     if said["what"] == "end":
                         return
 

@@ -24,6 +24,7 @@ _STDERR_KEPT = 16_384
 _PR_SET_PDEATHSIG = 1
 _EXEC_FAILED = 127
 _TICK_S = 0.1
+_DYING_S = 0.1  # for one that was killed; one that sleeps in the kernel does not die
 
 
 @dataclass(kw_only=True)
@@ -143,10 +144,11 @@ def _end(child: Child) -> None:
     """Its status; a moment is left to it between its last word and its end."""
     until = min(child.deadline, time.monotonic() + 1.0)
     while child.status is None and not _reap(child):
-        if time.monotonic() >= until:
+        if not child.timed_out and time.monotonic() >= until:
             child.timed_out = True
+            until = time.monotonic() + _DYING_S
             _kill(child)
-            _reap(child)
+        elif time.monotonic() >= until:
             return
         time.sleep(0.001)
     _kill(child)  # what it started and left
