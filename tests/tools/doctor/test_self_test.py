@@ -30,7 +30,7 @@ def test_rounds_hold_every_pair_once_and_no_rank_twice(count: int) -> None:
 def run(ranks: int = 2, limit_s: float = 30.0, **environ: str) -> Any:
     test = SelfTest({**os.environ, **environ})
     test.start()
-    return test.run(TORCH, limit_s=limit_s, ranks=ranks)
+    return test.run(TORCH, limit_s=limit_s, import_s=100.0, ranks=ranks)
 
 
 def test_three_ranks() -> None:
