@@ -98,7 +98,9 @@ def ask_facts(question: Mapping[str, Any]) -> Answer:
     scene = Scene(
         output_dir=Path(output_dir) if output_dir else None,
         port=question.get("port"),
-        **{name: question.get(name) for name in ("nnodes", "local_world_size", "loader_workers")},
+        nnodes=question.get("nnodes"),
+        local_world_size=question.get("local_world_size"),
+        loader_workers=question.get("loader_workers"),
     )
     facts = gather(scene, timeout_s=float(question["timeout_s"]), torch=bool(question.get("torch", True)))
     return {"facts": to_json(facts)}

@@ -250,13 +250,13 @@ class _Conversation:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Its questions have ended, so it ends; one that hangs is killed and not waited for."""
-    for act in (lambda: None, process.terminate, process.kill):
-        act()
+    for act in (process.terminate, process.kill, None):
         try:
             process.wait(2.0)
             return
         except subprocess.TimeoutExpired:
-            continue
+            if act is not None:
+                act()
 
 
 def pairs(views: Sequence[HostView]) -> Iterator[tuple[HostView, HostView, Mapping[str, Any]]]:

@@ -160,7 +160,8 @@ def idle_devices(facts: Facts, environ: Mapping[str, str]) -> tuple[list[str], l
         return [], []
     from phalanx.dist import gpu_locks
 
-    devices, held = [], []
+    devices: list[str] = []
+    held: list[str] = []
     for gpu in _visible(facts.gpus, environ):
         if not _is_idle(gpu) or gpu.uuid is None or len(devices) >= MAX_RANKS:
             continue

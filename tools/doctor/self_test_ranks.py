@@ -39,9 +39,10 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
 def group_of(plan: dict[str, Any], members: tuple[int, ...], rank: int) -> Any:
     """A process group of these ranks alone."""
     from torch import distributed as dist
+    from torch._C._distributed_c10d import FileStore, PrefixStore
 
-    store = dist.FileStore(plan["store"], -1)
-    mine = dist.PrefixStore("-".join(map(str, members)), store)
+    store = FileStore(plan["store"], -1)
+    mine = PrefixStore("-".join(map(str, members)), store)
     limit = timedelta(seconds=plan["limit_s"])
     if plan["backend"] == "nccl":
         options = dist.ProcessGroupNCCL.Options()
