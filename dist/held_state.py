@@ -44,7 +44,8 @@ def held_state(model: nn.Module) -> HeldState | None:
         ValueError: The model is a DeepSpeed engine that `parallelize` has not made: its parts cannot be named.
     """
     engine = engine_of(model)
-    if engine is None and hasattr(model, "zero_optimization_stage"):
+    stage = getattr(model, "zero_optimization_stage", None)  # of DeepSpeed's own class
+    if engine is None and stage is not None and stage() > 0:
         raise ValueError(
             "the model comes from deepspeed.initialize: which part of ZeRO's state is whose is not known.\n"
             "Fix: parallelize(model, optimizer, 'deepspeed', config=...) makes the same engine from the same config"

@@ -243,14 +243,9 @@ class RunState:
             moments, plain = named_optimizer_state(start.optimizer, optimizer)
             return prepare_optimizer(optimizer, moments, plain, partial_optimizer)
 
-        held = self.held
-
-        def load_weights() -> object:
-            if held is not None:
-                return load_held(unwrap(self.model), held, start.content, {})
-            return load_state_dict(self.model, start.content)
-
-        self._load_both(start.name, start.content, prepare, load_weights)
+        self._load_both(
+            start.name, start.content, prepare, lambda: load_state_dict(self.model, start.content)
+        )
         if start.scheduler is not None and self.scheduler is not None:
             self.scheduler.load_state_dict(dict(start.scheduler))
         step = start.epoch * (self.loader.plan.steps_per_epoch if self.loader is not None else 1)

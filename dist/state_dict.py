@@ -21,6 +21,7 @@ from phalanx.dist.checkpoint_sources import (
     read_source,
     shape_of,
 )
+from phalanx.dist.engines.engine import engine_of
 from phalanx.dist.key_matches import (
     KeysDifferError,
     Match,
@@ -28,6 +29,7 @@ from phalanx.dist.key_matches import (
     first_lines,
     keys_differ,
     nothing_matched,
+    renamed_metadata,
     shape_text,
 )
 from phalanx.dist.key_rewrites import (
@@ -158,6 +160,13 @@ def load_state_dict(
         )
     _check_flag("strict", strict)
     _check_flag("ignore_mismatched", ignore_mismatched)
+    held = getattr(engine_of(model), "held", None)
+    if held is not None:  # copied into the model's own tensors they would be lost, or not fit
+        from phalanx.dist.stored_loading import load_held  # which imports this module
+
+        return load_held(
+            unwrap(model), held, source, strict=strict, ignore_mismatched=ignore_mismatched, rules=rules
+        )
     match, state = fit_state_dict(model, source, strict, ignore_mismatched=ignore_mismatched, rules=rules)
     values = model.state_dict(keep_vars=True)
     on_meta = assigns(values)
@@ -227,7 +236,7 @@ def assigns(values: Mapping[str, Any]) -> bool:
 
 
 def _checked(keys: Iterable[str], name: str) -> list[str]:
-    if isinstance(keys, str | bytes | os.PathLike | type) or not isinstance(keys, Iterable):
+    if isinstance(keys, str | bytes | os.PathLike | type) or not isinstance(keys, Iterable) or getattr(keys, "ndim", 1) == 0:
         raise StateDictError(
             f"{name}={keys!r}: neither a module, nor a state dict, nor a list of its keys.\n"
             "Fix: pass the model, or list(model.state_dict())"
@@ -298,7 +307,7 @@ def _match(
         loaded[key] = value
     metadata = getattr(weights, "_metadata", None)
     if metadata is not None:
-        loaded._metadata = _renamed_metadata(metadata, pairing.pairs)  # type: ignore[attr-defined]
+        loaded._metadata = renamed_metadata(metadata, pairing.pairs)  # type: ignore[attr-defined]
     used = {*pairing.pairs, *pairing.averaged, *pairing.duplicates}
     match = Match(
         state_dict=loaded,
@@ -363,27 +372,6 @@ def _missing(values: Mapping[str, Any], found: Mapping[str, str], loaded: Mappin
             continue
         missing.append(key)
     return missing
-
-
-def _renamed_metadata(metadata: Mapping[str, Any], pairs: Mapping[str, str]) -> OrderedDict[str, Any]:
-    """Version entries of sub-modules, under the names that their modules have in the target."""
-    modules: dict[str, str] = {}
-    for key, found in pairs.items():
-        ours, theirs = key.split(".")[:-1], found.split(".")[:-1]
-        modules.setdefault(".".join(ours), ".".join(theirs))
-        while ours and theirs and ours[-1] == theirs[-1]:  # parents correspond as far as the names do
-            ours, theirs = ours[:-1], theirs[:-1]
-            modules.setdefault(".".join(ours), ".".join(theirs))
-    renamed: OrderedDict[str, Any] = OrderedDict()
-    if "" in metadata:
-        renamed[""] = metadata[""]
-    for path, entry in metadata.items():
-        if path in modules:
-            renamed[modules[path]] = entry
-    for path, entry in metadata.items():
-        if path and path not in modules:
-            renamed.setdefault(canonical_key(f"{path}.x").removesuffix(".x").removesuffix("x"), entry)
-    return renamed
 
 
 def _refuse_unequal_twins(values: Mapping[str, Any], match: Match) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from phalanx.dist.checkpoint_sources import Source
 from phalanx.dist.held_state import HeldState
+from phalanx.dist.key_rewrites import Rule
 from phalanx.dist.shards import is_sharded, share_into
 from phalanx.dist.state_dict import Match, alias_groups, assigns, fit_state_dict
 from phalanx.dist.stored_tensors import StoredTensors
@@ -64,47 +66,54 @@ def load_stored(model: nn.Module, stored: StoredTensors, extra: Mapping[str, Any
 
 
 def load_held(
-    module: nn.Module, held: HeldState, source: Mapping[str, Any], extra: Mapping[str, Any]
+    module: nn.Module,
+    held: HeldState,
+    source: Source,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    strict: bool = True,
+    ignore_mismatched: bool = False,
+    rules: Sequence[Rule] = (),
 ) -> Match:
-    """What `load_state_dict` does strictly, for a model whose parameters a strategy holds elsewhere.
+    """What `load_state_dict` does, for a model whose parameters a strategy holds elsewhere.
 
     Collective: every rank must call it.
 
     Args:
         module: The user's module, without wrappers.
         held: Its state.
-        source: The checkpoint's tensors, stored or not, and for a foreign file all of its entries.
-        extra: Plain values, for modules with extra state.
+        source: As for `load_state_dict`; `StoredTensors` are read one by one, each rank what it needs.
+        extra: Plain values that are not in `StoredTensors`, for modules with extra state.
+        strict: As for `load_state_dict`, and so are `ignore_mismatched` and `rules`.
 
     Raises:
         StateDictError: The names or shapes are not the model's; the model is as it was.
         DamagedFileError: A tensor is not what was written.
     """
-    stored = source if isinstance(source, StoredTensors) else None
     values = held.values()
-    content = {**(source if stored is None else stored.on_meta()), **extra}
+    stored = source if isinstance(source, StoredTensors) else None
+    names: dict[int, str] = {}
     if stored is not None:
-        content.update(_unequal_names(values, content, stored))
-    names = {id(tensor): name for name, tensor in content.items() if isinstance(tensor, Tensor)}
-    match, state = fit_state_dict(module, content, values=values)
-
-    def is_stored(value: Any) -> bool:
-        return stored is not None and isinstance(value, Tensor) and value.is_meta
+        on_meta: dict[str, Any] = {**stored.on_meta(), **(extra or {})}
+        source = {**on_meta, **_unequal_names(values, on_meta, stored)}
+        names = {id(value): key for key, value in source.items() if isinstance(value, Tensor)}
+    match, state = fit_state_dict(
+        module, source, strict, ignore_mismatched=ignore_mismatched, rules=rules, values=values
+    )
 
     def read(value: Any, target: Tensor) -> None:
-        if is_stored(value):
-            assert stored is not None
+        if stored is not None and value.is_meta:
             stored.fill(names[id(value)], target)
         else:
             share_into(target, value)
 
+    def whole(value: Any) -> Any:
+        is_stored = stored is not None and isinstance(value, Tensor) and value.is_meta
+        return stored[names[id(value)]] if stored is not None and is_stored else value
+
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    rest = {
-        key: stored[names[id(value)]] if stored is not None and is_stored(value) else value
-        for key, value in state.items()
-        if key not in parameters
-    }
-    module.load_state_dict(rest, strict=False)
+    # These first: a module that must not be loaded now says so in its hooks, before anything is changed.
+    module.load_state_dict({k: whole(v) for k, v in state.items() if k not in parameters}, strict=False)
     held.load({key: value for key, value in state.items() if key in parameters}, read)
     return match
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import warnings
@@ -165,7 +166,8 @@ class _LossScale:
         state = {"scale": float(self._scaler.cur_scale)}
         if self._scaler.dynamic:
             stable = self._scaler.cur_iter - self._scaler.last_overflow_iter - 1
-            state["_growth_tracker"] = stable % self._scaler.scale_window
+            state["_growth_tracker"] = stable % self._scaler.scale_window  # as torch's counts them
+            state["stable_steps"] = stable
             state["hysteresis"] = self._scaler.cur_hysteresis
         return state
 
@@ -173,7 +175,8 @@ class _LossScale:
         self._scaler.cur_scale = state["scale"]
         if self._scaler.dynamic:
             # It grows after a number of steps without an overflow, and counts them by the last one that had one.
-            self._scaler.last_overflow_iter = self._scaler.cur_iter - 1 - state.get("_growth_tracker", 0)
+            stable = state.get("stable_steps", state.get("_growth_tracker", 0))
+            self._scaler.last_overflow_iter = self._scaler.cur_iter - 1 - stable
             self._scaler.cur_hysteresis = state.get("hysteresis", self._scaler.delayed_shift)
 
 
@@ -203,6 +206,12 @@ def build(
             f"strategy='deepspeed' with a {type(model).__name__}: DeepSpeed wraps the plain module, and compiles it itself.\n"
             "Fix: pass the module inside, and call .compile() of the model that comes back"
         )
+    scalars = [name for name, param in model.named_parameters() if param.dim() == 0]
+    if scalars:
+        raise ValueError(
+            f"strategy='deepspeed' with parameters without dims ({', '.join(scalars[:4])}): DeepSpeed cannot send them between ranks.\n"
+            "Fix: give them the shape (1,), or strategy='ddp'"
+        )
     package = import_deepspeed(setting.device)
     if precision == "fp16" and not package.accelerator.get_accelerator().is_fp16_supported():
         raise ValueError(
@@ -210,7 +219,7 @@ def build(
         )
     take_from_rank_zero([*model.parameters(), *model.buffers()])
     state = ZeroState(model, ready_or_none)
-    with _quiet():
+    with _quiet(), contextlib.redirect_stdout(io.StringIO()):  # it prints how much memory is used
         wrapped, _, _, _ = package.initialize(
             model=model, optimizer=ready_or_none, config=config, dist_init_required=False
         )

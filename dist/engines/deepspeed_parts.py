@@ -150,16 +150,14 @@ class ZeroOptimizer:
     def _by_element(
         self, trained: list[str], states: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]
     ) -> list[str]:
-        """Entries of the parameters' own shapes. Of scalar parameters alone that tells nothing but names."""
-        shapes = {name: self._state.shape(self._state.params[name]) for name in trained}
-        found = {
-            (key, bool(shapes[name]))
-            for name in trained
-            for key, value in states[name].items()
-            if isinstance(value, Later) and shapes[name] == saved_shape(tensors, value.key)[0]
-        }
-        known = {key for key, has_dims in found if has_dims}
-        return sorted(known if any(shapes.values()) else {key for key, _ in found} - {"step"})
+        """Entries of the parameters' own shapes; no parameter that DeepSpeed takes is a scalar, as counts of steps are."""
+        found = set()
+        for name in trained:
+            shape = self._state.shape(self._state.params[name])
+            for key, value in states[name].items():
+                if isinstance(value, Later) and saved_shape(tensors, value.key)[0] == shape:
+                    found.add(key)
+        return sorted(found)
 
     def _once(
         self,

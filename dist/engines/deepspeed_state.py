@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -69,8 +70,6 @@ class ZeroState:
         """The optimizer's state dict, parameters numbered as in the user's groups."""
         if self.is_plain():
             return self.torch_optimizer.state_dict()
-        from deepspeed.utils import safe_get_full_optimizer_state
-
         whole, shared = self.entries()
         state: dict[int, dict[str, Any]] = {}
         number = 0
@@ -78,11 +77,8 @@ class ZeroState:
             for name in group:
                 param = self.params[name]
                 if self.is_master(param) and (whole or shared):
-                    found = {key: safe_get_full_optimizer_state(param, key) for key in whole}
-                    state[number] = {
-                        **{key: value for key, value in found.items() if value is not None},
-                        **copy.deepcopy(shared),
-                    }
+                    found = {key: _gathered(self.part(param, key), param.device) for key in whole}
+                    state[number] = {**found, **copy.deepcopy(shared)}
                 number += 1
         options = [
             {key: value for key, value in group.items() if key != "params"}
@@ -132,11 +128,9 @@ class ZeroState:
 
     def _whole(self, param: nn.Parameter) -> Tensor:
         from deepspeed import zero
-        from deepspeed.utils import safe_get_full_fp32_param
 
         if self.is_master(param):
-            value: Tensor = safe_get_full_fp32_param(param)
-            return value
+            return _gathered(self.part(param), param.device)
         if self.stage == 3:
             with zero.GatheredParameters([param]):
                 return param.detach().clone()
@@ -144,18 +138,8 @@ class ZeroState:
 
     def _set(self, param: nn.Parameter, value: Tensor, key: str | None = None) -> None:
         """Put a whole tensor where DeepSpeed keeps this rank's part of it: the fp32 weight, or the optimizer's ``key``."""
-        from deepspeed import utils
-
-        flat = value.detach().to(param.device, torch.float32, copy=True)
-        if self.stage < 3:
-            if key is None:
-                utils.safe_set_full_fp32_param(param, flat)
-            else:
-                utils.safe_set_full_optimizer_state(param, flat, key)
-            return
-        # Stage 3's own function for whole tensors fails where the last part is padded.
-        start, end = self._range(param)
-        self.put_part(param, flat.reshape(-1)[start:end], key)
+        flat, part = value.detach().reshape(-1), self.part(param, key)
+        self.put_part(param, flat[part.start : part.start + part.run.numel()], key)
 
     # This rank's parts
 
@@ -261,3 +245,11 @@ class ZeroState:
         """Whether DeepSpeed's own functions still find the optimizer's tensors where they were."""
         if hasattr(self._engine.optimizer, "_hp_optimizer_states_linked"):
             self._engine.optimizer._hp_optimizer_states_linked = linked
+
+
+def _gathered(part: FlatPart, device: torch.device) -> Tensor:
+    """The whole tensor on every rank: each element is one rank's, and zeros are added to it."""
+    whole = torch.zeros(prod(part.shape), dtype=part.dtype, device=device)
+    whole[part.start : part.start + part.run.numel()] = part.run
+    dist.all_reduce(whole)
+    return whole.view(part.shape)
