@@ -1,0 +1,516 @@
+"""Rules: what is wrong with the machine or the installation, as far as it shows in a log."""
+
+from __future__ import annotations
+
+from phalanx.tools.explain.rule import Rule
+
+_DOCTOR = "phalanx doctor"
+
+RULES = (
+    Rule(
+        id="arch-not-in-build",
+        when=(
+            "is not compatible with the current pytorch",
+            "no kernel image",
+            "cuda capabilities",
+            "nokernelimage",
+            "no_binary_for_gpu",
+            "nobinaryforgpu",
+            "unsupported gpu architecture",
+            "is not defined for option",
+        ),
+        patterns=(
+            r"(?P<gpu>[\w .()/-]{3,60}?) with CUDA capability sm_(?P<sm>\d+) is not compatible with the current PyTorch installation",
+            r"current PyTorch install supports CUDA capabilities (?P<archs>[\w ]{4,200})",
+            r"no kernel image is available for execution on the device|cudaErrorNoKernelImageForDevice|CUDA_ERROR_NO_BINARY_FOR_GPU",
+        ),
+        cause=(
+            "{gpu} (sm_{sm}) is newer than any architecture in this torch build",
+            "this build has no code for the GPU's architecture",
+        ),
+        fix=(
+            "install a torch built for a newer CUDA (Blackwell, sm_100 and sm_120: cu128 or newer): pip install --upgrade torch --index-url https://download.pytorch.org/whl/cu128",
+            "an extension (flash-attn, apex, detectron2): rebuild it with TORCH_CUDA_ARCH_LIST set to the GPU's capability",
+        ),
+        look=(_DOCTOR,),
+        refine="architecture",
+        weight=80,
+        beats=("cuda-illegal-memory-access", "cublas-oom-in-disguise", "device-side-assert"),
+    ),
+    Rule(
+        id="gpu-too-old-for-build",
+        when=(
+            "is too old",
+            "too old to be supported",
+            "minimum cuda capability",
+            "no longer supports this gpu",
+        ),
+        patterns=(
+            r"Found GPU\d+ (?P<gpu>[\w .()/-]{3,60}?) which is of (?:cuda|compute) capability (?P<capability>\d+\.\d+)\.?",
+            r"no longer supports this GPU because it is too old|[Mm]inimum (?:cuda|and Maximum) (?:cuda )?capability supported by this (?:library|version)",
+            r"Found (?P<gpu>[\w .()/-]{3,60}?) which is too old to be supported by the triton GPU compiler",
+        ),
+        unless=(r"driver",),
+        cause=(
+            "{gpu} (capability {capability}) is older than what this torch build supports",
+            "{gpu} is older than what this build supports",
+            "the GPU is older than what this torch build supports",
+        ),
+        fix=(
+            "install the last torch whose builds still hold its architecture (cu126 builds keep Maxwell, Pascal and Volta), or leave that GPU out by CUDA_VISIBLE_DEVICES",
+        ),
+        look=(_DOCTOR,),
+        weight=82,
+    ),
+    Rule(
+        id="rocm-arch-not-in-build",
+        when=("invalid device function", "tensilelibrary", "nobinaryforgpu", "gfx", "code object"),
+        patterns=(
+            r"HIP error: invalid device function|hipErrorNoBinaryForGpu|TensileLibrary[^\n]{0,80}gfx(?P<gfx>\w{3,6})|Unable to find code object for all current devices",
+        ),
+        cause=(
+            "this ROCm build has no code for the AMD GPU (gfx{gfx})",
+            "this ROCm build has no code for the AMD GPU",
+        ),
+        fix=(
+            "a torch build that lists the gfx target (torch.cuda.get_arch_list()); close relatives run with HSA_OVERRIDE_GFX_VERSION=10.3.0 or 11.0.0",
+        ),
+        weight=80,
+    ),
+    Rule(
+        id="driver-too-old",
+        when=(
+            "driver on your system is too old",
+            "driver version is insufficient",
+            "unsupported toolchain",
+            "insufficient_driver",
+            "insufficientdriver",
+            "driver is too old",
+        ),
+        patterns=(
+            r"NVIDIA driver on your system is too old \(found version (?P<found>\d+)\)",
+            r"driver version is insufficient for CUDA runtime version|CUDA_ERROR_INSUFFICIENT_DRIVER|cudaErrorInsufficientDriver",
+            r"provided PTX was compiled with an unsupported toolchain|CUDA_ERROR_UNSUPPORTED_PTX_VERSION|driver is too old",
+        ),
+        cause=(
+            "the NVIDIA driver (CUDA {found_cuda}) is older than this torch build needs",
+            "the NVIDIA driver is older than this build needs",
+        ),
+        fix=(
+            "update the driver, or install a torch built for an older CUDA: phalanx doctor prints the command for this driver",
+        ),
+        look=("nvidia-smi shows the driver and the newest CUDA that it runs",),
+        refine="driver",
+        weight=84,
+        beats=("container-without-gpus", "cpu-only-torch", "arch-not-in-build"),
+    ),
+    Rule(
+        id="forward-compat-on-geforce",
+        when=("forward compatibility was attempted",),
+        patterns=(r"forward compatibility was attempted on non[- ]supported HW",),
+        cause=("a newer CUDA's compat libcuda is loaded on a card that may not use it (error 804)",),
+        fix=(
+            "take /usr/local/cuda/compat out of LD_LIBRARY_PATH, or update the host's driver, or use an image with an older CUDA",
+        ),
+        weight=86,
+        beats=("container-without-gpus", "driver-too-old"),
+    ),
+    Rule(
+        id="driver-library-mismatch",
+        when=("version mismatch", "display driver / cuda driver"),
+        patterns=(
+            r"[Dd]river/library version mismatch|unsupported display driver / cuda driver combination|NVRM: API mismatch",
+        ),
+        cause=("the NVIDIA kernel module and the user-space libraries are of different versions",),
+        fix=(
+            "reboot after the driver's upgrade (or rmmod and modprobe nvidia); in a container remove driver packages of its own",
+        ),
+        weight=86,
+        beats=("container-without-gpus",),
+    ),
+    Rule(
+        id="kernel-module-not-loaded",
+        when=("couldn't communicate with the nvidia driver", "driver not loaded", "modprobe"),
+        patterns=(
+            r"NVIDIA-SMI has failed because it couldn'?t communicate with the NVIDIA driver|nvml error: driver not loaded|modprobe: (?:FATAL|ERROR)[^\n]{0,60}nvidia|NVIDIA kernel module (?:is )?not loaded",
+        ),
+        cause=("the NVIDIA kernel module is not loaded",),
+        fix=(
+            "sudo modprobe nvidia; then dkms status and mokutil --sb-state: after a kernel upgrade or under Secure Boot the module is missing or refused",
+        ),
+        weight=84,
+        beats=("container-without-gpus",),
+    ),
+    Rule(
+        id="exclusive-compute-mode",
+        when=("busy or unavailable", "devicesunavailable"),
+        patterns=(
+            r"all CUDA-capable devices are busy or unavailable|CUDA-capable device\(s\) is/are busy or unavailable|cudaErrorDevicesUnavailable",
+        ),
+        cause=("another process has the GPU, which is in exclusive-process mode",),
+        fix=(
+            "nvidia-smi -c DEFAULT (root), or use a GPU that nobody holds: phalanx run --gpus auto",
+            "if the mode is Default: reset the GPU; phalanx gpus shows who holds it",
+        ),
+        weight=80,
+    ),
+    Rule(
+        id="cpu-only-torch",
+        when=(
+            "not compiled with cuda",
+            "cuda enabled",
+            "not linked with support for cuda",
+            "pytorch was compiled without",
+        ),
+        patterns=(
+            r"Torch not compiled with CUDA enabled|not linked with support for cuda|PyTorch (?:was|is) compiled without CUDA|torch was installed without CUDA",
+        ),
+        cause=("this torch is a CPU build",),
+        fix=(
+            "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126 (phalanx doctor prints the line for this driver)",
+        ),
+        look=("conda: a CPU build of pytorch chosen by the solver (conda list pytorch)",),
+        refine="cpu_torch",
+        weight=82,
+    ),
+    Rule(
+        id="container-without-gpus",
+        when=(
+            "no cuda gpus are available",
+            "no nvidia driver",
+            "no cuda-capable device",
+            "nvidia driver was not detected",
+            "no_device",
+        ),
+        patterns=(
+            r"No CUDA GPUs are available|Found no NVIDIA driver on your system|no CUDA-capable device is detected|CUDA_ERROR_NO_DEVICE|The NVIDIA Driver was not detected|cudaErrorNoDevice",
+        ),
+        cause=("no GPU is visible to this process",),
+        fix=(
+            "containers: docker run --gpus all, in Kubernetes resources.limits nvidia.com/gpu; Slurm: --gpus-per-node",
+            "else phalanx doctor: driver, CUDA_VISIBLE_DEVICES, device files",
+        ),
+        refine="no_gpu",
+        weight=62,
+    ),
+    Rule(
+        id="container-toolkit-missing",
+        when=(
+            "could not select device driver",
+            "nvidia-container",
+            "unknown or invalid runtime name",
+            "unresolvable cdi",
+        ),
+        patterns=(
+            r"could not select device driver [^\n]{0,30}with capabilities: \[\[gpu|nvidia-container-(?:cli|runtime)[^\n]{0,60}(?:not found|no such file)|[Uu]nknown (?:or invalid )?runtime(?: name)?:? nvidia|unresolvable CDI devices",
+        ),
+        cause=("the host has no NVIDIA container toolkit",),
+        fix=(
+            "install nvidia-container-toolkit on the host, nvidia-ctk runtime configure --runtime=docker, systemctl restart docker",
+        ),
+        weight=85,
+    ),
+    Rule(
+        id="container-lost-gpu-cgroup",
+        when=("unknown error",),
+        patterns=(r"Failed to initialize NVML: Unknown Error|nvml[^\n]{0,30}Unknown Error",),
+        cause=(
+            "the running container lost its GPUs: its device cgroup was set again (systemctl daemon-reload)",
+        ),
+        fix=(
+            "restart the container; to keep it: native.cgroupdriver=cgroupfs in Docker, or --device /dev/nvidia0 .. named one by one",
+        ),
+        weight=84,
+        beats=("container-without-gpus", "cuda-unknown-error"),
+    ),
+    Rule(
+        id="cuda-unknown-error",
+        when=("cuda unknown error",),
+        patterns=(r"CUDA unknown error - this may be due to an incorrectly set up environment",),
+        cause=("CUDA does not start, and does not say why",),
+        fix=(
+            "after suspend: sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm; in containers: /dev/nvidia-uvm must be there; else reboot",
+            "CUDA_VISIBLE_DEVICES changed after the program's start has the same effect",
+        ),
+        kind="symptom",
+        weight=60,
+    ),
+    Rule(
+        id="cuda-visible-devices-set-too-late",
+        when=("cuda_visible_devices",),
+        patterns=(
+            r"CUDA_VISIBLE_DEVICES[^\n]{0,60}(?:set|changed) (?:too late|after)|changing env variable CUDA_VISIBLE_DEVICES after program start",
+        ),
+        kind="warning",
+        cause=("CUDA_VISIBLE_DEVICES was changed after CUDA had read it",),
+        fix=(
+            "set it before the first import of torch, best outside: CUDA_VISIBLE_DEVICES=1 python train.py",
+        ),
+        weight=50,
+    ),
+    Rule(
+        id="torch-torchvision-mismatch",
+        when=(
+            "torchvision::nms does not exist",
+            "custom c++ ops",
+            "no module named 'torchvision",
+            "torchvision",
+        ),
+        patterns=(
+            r"operator torchvision::nms does not exist|Couldn'?t load custom C\+\+ ops|module 'torchvision' has no attribute 'extension'|torchvision\.extension[^\n]{0,40}partially initialized|No such operator torchvision::nms",
+        ),
+        cause=("torchvision is not the release that belongs to this torch",),
+        fix=(
+            "pip install --upgrade --force-reinstall torchvision --no-deps in the release for this torch: phalanx doctor prints the pair",
+        ),
+        weight=84,
+        beats=("import-error",),
+    ),
+    Rule(
+        id="torch-torchvision-cuda-mismatch",
+        when=("compiled with different cuda",),
+        patterns=(
+            r"Detected that PyTorch and torchvision were compiled with different CUDA (?:major )?versions\.(?: PyTorch has CUDA Version=(?P<one>[\d.]+) and torchvision has CUDA Version=(?P<other>[\d.]+))?",
+        ),
+        cause=(
+            "torch was built for CUDA {one} and torchvision for CUDA {other}",
+            "torch and torchvision were built for different CUDA versions",
+        ),
+        fix=(
+            "install both from one index: pip install --force-reinstall torch torchvision --index-url https://download.pytorch.org/whl/cu126",
+        ),
+        weight=86,
+        beats=("import-error",),
+    ),
+    Rule(
+        id="torchvision-cpu-build",
+        when=("from the 'cuda' backend", "not compiled with gpu support"),
+        patterns=(
+            r"Could not run 'torchvision::\w{1,40}' with arguments from the 'CUDA' backend|torchvision[^\n]{0,60}Not compiled with GPU support",
+        ),
+        cause=("torchvision is a CPU build beside a torch with CUDA",),
+        fix=(
+            "pip install --force-reinstall --no-deps torchvision from the same index as torch (.../whl/cu126)",
+        ),
+        weight=86,
+    ),
+    Rule(
+        id="ld-library-path-shadows-cuda",
+        when=("nvjitlink", "cublaslt", "version libcu", "version libnv", "libcusparse"),
+        patterns=(
+            r"undefined symbol: (?:__?nvJitLink\w{0,60}|cublasLt\w{0,60}|cusparse\w{0,60}|cusolver\w{0,60})(?:, version (?P<library>lib[\w.]{3,40}))?|lib(?:nvJitLink|cublas|cublasLt|cusparse|cudart|cufft)\.so[.\d]{0,8}: (?:version|symbol)",
+        ),
+        cause=(
+            "another CUDA's libraries ({library}) are loaded before those that torch brings",
+            "another CUDA's libraries are loaded before those that torch brings",
+        ),
+        fix=("unset LD_LIBRARY_PATH (or take /usr/local/cuda*/lib64 out of it; module unload cuda)",),
+        look=("nvidia-*-cu11 packages beside nvidia-*-cu12 ones: pip list | grep nvidia",),
+        weight=86,
+        beats=("import-error", "extension-abi-mismatch"),
+    ),
+    Rule(
+        id="ld-library-path-shadows-cudnn",
+        when=(
+            "cudnn version incompatibility",
+            "cudnn_status_sublibrary",
+            "cudnn_status_version",
+            "runtime version",
+        ),
+        patterns=(
+            r"cuDNN version incompatibility: PyTorch was compiled (?:against|with) +\(?(?P<built>[\d, .]{3,20})\)? but (?:found|linked against) (?:runtime version )?\(?(?P<found>[\d, .]{3,20})",
+            r"cuDNN version incompatibility|CUDNN_STATUS_(?:SUBLIBRARY|VERSION)_(?:VERSION_)?\w{0,40}",
+        ),
+        cause=(
+            "another cuDNN ({found}) is loaded before the one that torch was built with ({built})",
+            "another cuDNN is loaded before the one that torch brings",
+        ),
+        fix=(
+            "unset LD_LIBRARY_PATH, or take the folder with libcudnn out of it; phalanx doctor names the file",
+        ),
+        weight=86,
+        beats=("cudnn-oom-in-disguise",),
+    ),
+    Rule(
+        id="cudnn-library-not-found",
+        when=("libcudnn", "libnvrtc", "could not load library", "nvrtc"),
+        patterns=(
+            r"Could not load library (?P<library>lib(?:cudnn|nvrtc)[\w.-]{3,60})",
+            r"Unable to load any of \{(?P<library>libcudnn[^}\n]{1,120})\}|Unable to load any of \{[^}\n]{0,40}(?P<library2>libnvrtc[^}\n]{1,120})\}",
+            r"(?P<library>lib(?:cudnn|nvrtc)[\w.-]{0,60}): cannot open shared object file",
+            r"failed to open (?P<library>libnvrtc-builtins[\w.]{2,30})|nvrtc: error: failed to open|libnvrtc[^\n]{0,40}(?:not found|cannot open)",
+        ),
+        unless=(r"dso_loader|stream_executor|tensorflow|dlerror",),
+        cause=("the loader finds no {library}", "a cuDNN or nvrtc library is not on the loader's path"),
+        fix=(
+            "pip install --force-reinstall the nvidia-cudnn / nvidia-cuda-nvrtc package of torch's CUDA (pip list | grep nvidia), without an LD_LIBRARY_PATH of another",
+            "or point the loader at it: export LD_LIBRARY_PATH=$(python -c 'import nvidia.cudnn as m; print(m.__path__[0])')/lib",
+        ),
+        weight=84,
+        beats=("cuda-libs-not-installed", "import-error"),
+    ),
+    Rule(
+        id="cuda-libs-not-installed",
+        when=("cannot open shared object file",),
+        patterns=(
+            r"(?P<library>lib(?:cudart|cublas|cublasLt|cusparse|cusparseLt|cufft|curand|cusolver|cupti|nccl|nvToolsExt|nvJitLink|cufile|nvshmem_host|c10_cuda|torch_cuda)[\w.-]{0,30}): cannot open shared object file",
+        ),
+        unless=(r"dso_loader|stream_executor|tensorflow|dlerror", r"torch_extensions"),
+        cause=("{library} is not installed, or not on the loader's path",),
+        fix=(
+            "pip install --force-reinstall torch (its nvidia-* packages are missing or were removed)",
+            "an extension that asks for another CUDA version: rebuild it against this torch",
+        ),
+        look=("pip list | grep nvidia",),
+        weight=80,
+        beats=("import-error",),
+    ),
+    Rule(
+        id="wsl-libcuda-not-on-path",
+        when=("libcuda.so", "wsl"),
+        patterns=(
+            r"/usr/lib/wsl[^\n]{0,80}(?:not found|cannot|not in|no such)|libcuda\.so(?:\.1)?: cannot open shared object file[^\n]{0,200}wsl|WSL[^\n]{0,80}libcuda",
+        ),
+        cause=("WSL's folder with libcuda is not on the loader's path",),
+        fix=("export LD_LIBRARY_PATH=/usr/lib/wsl/lib:$LD_LIBRARY_PATH",),
+        weight=84,
+    ),
+    Rule(
+        id="triton-libcuda-not-found",
+        when=("-lcuda", "libcuda.so cannot found", "cannot find -lcuda", "libcuda"),
+        patterns=(
+            r"cannot find -lcuda(?!rt|dnn)\b|libcuda\.so cannot (?:be )?found",
+            r"returned non-zero exit status[^\n]{0,400}-lcuda\b|-lcuda\b[^\n]{0,400}returned non-zero exit status",
+        ),
+        cause=("Triton cannot link libcuda: the linker finds no libcuda.so",),
+        fix=(
+            "sudo ldconfig, and a link where only libcuda.so.1 is there: ln -s libcuda.so.1 /usr/lib/x86_64-linux-gnu/libcuda.so",
+            "or TRITON_LIBCUDA_PATH=/folder/with/libcuda (WSL: /usr/lib/wsl/lib; CUDA's stubs: /usr/local/cuda/lib64/stubs)",
+        ),
+        weight=80,
+    ),
+    Rule(
+        id="extension-abi-mismatch",
+        when=(
+            "undefined symbol: _z",
+            "undefined symbol: _znk",
+            "undefined symbol",
+            "procedure could not be found",
+        ),
+        patterns=(
+            r"(?P<file>[\w.+-]{3,80}\.so)[\w.]{0,8}: undefined symbol: (?P<symbol>_Z\w{3,200})",
+            r"undefined symbol: (?P<symbol>_ZN?K?\d{0,3}\w{0,200}(?:c10|at|torch|caffe2|THP)\w{0,200})",
+            r"undefined symbol: (?P<symbol>_Z\w{3,200})",
+        ),
+        cause=(
+            "{file} was built for another torch (or C++ ABI): {symbol} is missing",
+            "a compiled extension was built for another torch (or C++ ABI): {symbol} is missing",
+        ),
+        fix=(
+            "pip uninstall the extension, then pip install --no-build-isolation --no-cache-dir it, so that it is built against this torch; or its wheel for this torch",
+        ),
+        weight=78,
+        beats=("import-error",),
+    ),
+    Rule(
+        id="mkl-symbol-removed",
+        when=("ijit_notifyevent", "intel mkl fatal error", "mkl_"),
+        patterns=(r"undefined symbol: (?:iJIT_NotifyEvent|mkl_\w{3,60})|Intel MKL FATAL ERROR",),
+        cause=("conda's MKL is another than this torch was built with",),
+        fix=("conda install 'mkl<2024.1' (torch 2.0 to 2.2), or the pip build of torch",),
+        weight=84,
+        beats=("import-error", "extension-abi-mismatch"),
+    ),
+    Rule(
+        id="libstdcxx-too-old",
+        when=("glibcxx", "cxxabi"),
+        patterns=(r"version `?(?P<version>(?:GLIBCXX|CXXABI)_[\d.]+)'? not found",),
+        cause=("an older libstdc++ is loaded first: it lacks {version}",),
+        fix=(
+            "conda install -c conda-forge libstdcxx-ng, and LD_LIBRARY_PATH=$CONDA_PREFIX/lib; or a newer gcc module",
+        ),
+        weight=84,
+        beats=("import-error", "deepspeed-op-load-failed"),
+    ),
+    Rule(
+        id="glibc-too-old",
+        when=("glibc_",),
+        patterns=(r"version `?(?P<version>GLIBC_[\d.]+)'? not found",),
+        cause=("this system's glibc is too old: it lacks {version}",),
+        fix=("a wheel for an older manylinux, or a container with a newer distribution",),
+        weight=84,
+        beats=("import-error",),
+    ),
+    Rule(
+        id="numpy2-abi",
+        when=("numpy",),
+        patterns=(
+            r"compiled using NumPy 1\.x cannot be run in|_ARRAY_API not found|RuntimeError: Numpy is not available|Numpy is not available",
+        ),
+        kind="warning",
+        cause=("a package (torch among them) was built for NumPy 1, and NumPy 2 is installed",),
+        fix=("pip install 'numpy<2', or a torch of 2.3 or newer",),
+        weight=74,
+        refine="numpy",
+    ),
+    Rule(
+        id="duplicate-torch-install",
+        when=(
+            "imported torch twice",
+            "already has a docstring",
+            "only a single torch_library",
+            "registered twice",
+            "registered multiple times",
+        ),
+        patterns=(
+            r"function '?_has_torch_function'? already has a docstring|Only a single TORCH_LIBRARY can be used to register|(?:two|several|duplicate) (?:copies|installations) of (?:py)?torch",
+        ),
+        cause=("two torches are loaded into one process",),
+        fix=(
+            "pip uninstall torch until none is left, also in ~/.local, then install one; python -m site shows the folders",
+        ),
+        weight=78,
+    ),
+    Rule(
+        id="bios-large-bar-off",
+        when=("pci i/o region", "is invalid", "invalid: nvrm", "resizable bar", "can't assign"),
+        patterns=(
+            r"BAR\d is 0M @ 0x0|This PCI I/O region assigned to your NVIDIA device is invalid|BAR \d[^\n]{0,40}can't assign mem",
+        ),
+        cause=("the BIOS gave the GPU no address range (above-4G decoding or resizable BAR is off)",),
+        fix=("switch on above-4G decoding (and resizable BAR) in the BIOS",),
+        weight=84,
+    ),
+    Rule(
+        id="p2p-blocked-by-acs-iommu",
+        when=("dmar", "io_page_fault", "iommu", "acs"),
+        patterns=(r"DMAR:[^\n]{0,60}(?:fault|DRHD)[^\n]{0,80}|IO_PAGE_FAULT|AMD-Vi: Event logged",),
+        cause=("the IOMMU refuses what one GPU sends to another (peer-to-peer)",),
+        fix=(
+            "iommu=pt on the kernel's command line, ACS off for the PCIe bridges; until then NCCL_P2P_DISABLE=1",
+        ),
+        weight=76,
+        beats=("nccl-timeout-unknown",),
+    ),
+    Rule(
+        id="mig-single-device",
+        when=("mig",),
+        patterns=(
+            r"MIG[^\n]{0,80}(?:not supported|unsupported|only one|single)[^\n]{0,60}|NCCL[^\n]{0,60}MIG (?:mode|device|instance)",
+        ),
+        unless=(r"migrat",),
+        cause=(
+            "ranks run on MIG slices: a process sees one slice, and there are no collectives between them",
+        ),
+        fix=("one rank per MIG slice for separate jobs, or MIG off: nvidia-smi -mig 0",),
+        weight=70,
+    ),
+    Rule(
+        id="jetson-wrong-wheel",
+        when=("tegra", "jetson"),
+        patterns=(r"(?:Jetson|tegra)[^\n]{0,120}(?:no kernel image|not compiled with CUDA|NvRmMemInit)",),
+        cause=("a generic aarch64 wheel on a Jetson instead of the JetPack build",),
+        fix=("install NVIDIA's torch wheel for this JetPack release",),
+        weight=84,
+    ),
+)

@@ -1,0 +1,371 @@
+"""Rules: collectives, NCCL, gloo and the network between ranks."""
+
+from __future__ import annotations
+
+from phalanx.tools.explain.rule import Rule
+
+_TRACE = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET prints what NCCL chose"
+
+RULES = (
+    Rule(
+        id="nccl-duplicate-gpu",
+        when=("duplicate gpu",),
+        patterns=(
+            r"Duplicate GPU detected ?: ?rank (?P<one>\d+) and rank (?P<other>\d+) both on (?:CUDA|HIP|ROCm) device (?P<device>\w+)",
+            r"Duplicate GPU detected",
+        ),
+        cause=("ranks {one} and {other} are on the same GPU (bus {device})", "two ranks are on the same GPU"),
+        fix=(
+            "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the first collective; init_world() does",
+            "no more ranks per node than GPUs; a launcher per node, not per task",
+        ),
+        look=("CUDA_VISIBLE_DEVICES set to one GPU for all ranks, or device 0 in the script",),
+        weight=85,
+        beats=("launcher-started-many-times",),
+    ),
+    Rule(
+        id="collective-mismatch",
+        when=(
+            "mismatch between collectives",
+            "op.preamble.length",
+            "verifying shape tensors",
+            "differs between ranks",
+            "mismatched across ranks",
+            "mismatch",
+            "must match the number of",
+            "collectives",
+        ),
+        patterns=(
+            r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running collective: CollectiveFingerPrint\((?P<one_call>[^\n]{1,200}?)\),? but Rank (?P<other>\d+) is running collective: CollectiveFingerPrint\((?P<other_call>[^\n]{1,200}?)\)",
+            r"Detected mismatch between collectives|op\.preamble\.length <= op\.nbytes\. (?P<sent>\d+) vs (?P<expected>\d+)",
+            r"op\.preamble\.length <= op\.nbytes|op\.preamble\.(?:opcode|slot|roffset)",
+            r"Error when verifying shape tensors for collective (?P<call>\w+) on rank (?P<at_rank>\d+)",
+            r"(?P<call>all_reduce|all_gather|broadcast|reduce_scatter|barrier|gather|scatter|reduce|all_to_all)\w{0,16} differs between ranks",
+            r"input shapes into the collective are mismatched across ranks|collectives? (?:call )?mismatch(?:ed)? (?:between|across)|mismatched? collective",
+            r"ranks? [\d, ]{1,40} (?:joined|calls?|called) (?:but|while)[^\n]{0,40} didn't join collective",
+        ),
+        unless=(r"NET_MISMATCH|CollNet",),
+        cause=(
+            "rank {one} called {one_call}, and rank {other} {other_call}",
+            "a rank got {sent} bytes where it expected {expected}: ranks called different collectives, or tensors of different sizes",
+            "ranks called {call} with different tensors",
+            "ranks called different collectives, or the same with different sizes",
+        ),
+        fix=(
+            "every rank must call the same collectives in the same order with the same shapes: look for a collective under `if rank == 0`, and for tensors whose size depends on the rank's data",
+            "gather_objects, or pad to the longest; audit_collectives names the two lines",
+        ),
+        look=("TORCH_DISTRIBUTED_DEBUG=DETAIL checks each call",),
+        weight=78,
+        beats=("nccl-timeout-unknown", "nccl-timeout-uneven-ranks"),
+    ),
+    Rule(
+        id="nccl-message-truncated",
+        when=("message truncated",),
+        patterns=(
+            r"Message truncated ?: ?received (?P<got>\d+) bytes instead of (?P<wanted>\d+)",
+            r"NCCL[^\n]{0,60}Message truncated",
+        ),
+        cause=(
+            "NCCL received {got} bytes where it expected {wanted}: ranks called different collectives, or use different NCCL settings or versions",
+            "NCCL received a message of another size than expected",
+        ),
+        fix=(
+            "the same NCCL version and the same NCCL_ variables (NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE, NCCL_NTHREADS) on every node",
+            "the same tensor sizes on every rank: audit_collectives names the two lines",
+        ),
+        weight=78,
+    ),
+    Rule(
+        id="nccl-timeout-unknown",
+        when=(
+            "collective operation timeout",
+            "timed out waiting",
+            "wait timeout",
+            "timed out in monitoredbarrier",
+            "monitoredbarrier",
+            "heartbeat monitor timed out",
+            "timed out",
+        ),
+        patterns=(
+            r"Watchdog caught collective operation timeout: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, (?:TensorShape=\[[\d, ]{0,80}\]|NumelIn=(?P<numel>\d+), NumelOut=\d+))?(?:, Timeout\(ms\)=(?P<limit_ms>\d+))?\)(?: ran for (?P<ran_ms>\d+) milliseconds)?",
+            r"Watchdog caught collective operation timeout|[Cc]ollective operation timeout",
+            r"Timed out waiting (?P<limit_ms>\d+)ms for (?:recv|send) operation to complete",
+            r"Ranks? (?P<missing>[\d, ]{1,80}) failed to pass monitoredBarrier in (?P<limit_ms>\d+) ms",
+            r"timed out in monitoredBarrier after (?P<limit_ms>\d+)ms",
+            r"Heartbeat monitor timed out! Process will be terminated",
+            r"(?:Application timeout caused pair closure|AllReduce[^\n]{0,30}timed out|barrier[^\n]{0,20} timed out)",
+        ),
+        kind="symptom",
+        cause=(
+            "ranks waited {limit} in {op} for one that did not come, and the log does not say why",
+            "ranks waited in a collective for one that did not come, and the log does not say why",
+        ),
+        fix=(
+            "phalanx run --hang-timeout-s 300 writes every rank's stack and names the straggler",
+            "or TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1, and py-spy dump --pid on each rank while it hangs",
+        ),
+        look=(
+            "a branch that only some ranks take (rank 0 evaluating, saving), uneven batches per rank, a crashed rank",
+            "the network: NCCL_DEBUG=INFO",
+        ),
+        refine="timeout",
+        weight=50,
+    ),
+    Rule(
+        id="nccl-cpu-tensor",
+        when=(
+            "tensors must be cuda",
+            "no backend type associated",
+            "input tensor must be",
+            "supports cuda tensors",
+            "only supported with gpus",
+        ),
+        patterns=(
+            r"Tensors must be CUDA(?: and dense)?|NCCL only supports CUDA tensors",
+            r"No backend type associated with device type (?P<device>cpu)|Input tensor must be CUDA|tensor must be on (?:a )?CUDA device",
+        ),
+        cause=("a CPU tensor was given to a collective of an NCCL group",),
+        fix=(
+            "move it to the rank's GPU first: tensor.to(device)",
+            "or init_process_group('cpu:gloo,cuda:nccl'), so that both kinds have a backend",
+        ),
+        look=("the state of a metric or of an optimizer that was left on the CPU",),
+        weight=74,
+    ),
+    Rule(
+        id="nccl-without-gpu",
+        when=("only supported with gpus", "no gpus found"),
+        patterns=(r"ProcessGroupNCCL is only supported with GPUs, no GPUs found",),
+        cause=("the NCCL backend was asked for where no GPU is visible",),
+        fix=("phalanx doctor says why no GPU is visible; on a CPU use backend gloo",),
+        weight=70,
+        beats=("container-without-gpus",),
+    ),
+    Rule(
+        id="nccl-peer-access",
+        when=("peer access", "nccl warn", "peer mapping"),
+        patterns=(
+            r"peer access is not supported between these two devices|peer mapping resources (?:have been )?exhausted|cudaErrorPeerAccessUnsupported",
+            r"NCCL WARN[^\n]{0,60}(?:peer access|cudaIpcOpenMemHandle|P2P)[^\n]{0,80}(?:failed|not supported|could not)",
+            r"Cuda failure (?:\d+ )?'(?:peer access|peer mapping|invalid device context)",
+            r"cudaIpcOpenMemHandle[^\n]{0,40}(?:failed|invalid)",
+        ),
+        cause=("two GPUs cannot open each other's memory (peer-to-peer)",),
+        fix=(
+            "NCCL_P2P_DISABLE=1 (slower, through host memory), or use GPUs that share a switch: phalanx gpus --topology",
+        ),
+        look=(
+            "containers that show each rank one GPU hide the peers; MIG slices and virtual GPUs have no peer access",
+        ),
+        weight=76,
+    ),
+    Rule(
+        id="nccl-socket-ifname-wrong",
+        when=(
+            "no socket interface found",
+            "unable to find address for",
+            "failed to look up the ip",
+            "unable to find interface",
+            "no usable interface",
+            "makedeviceforinterface",
+            "socket_ifname",
+            "find interface",
+        ),
+        patterns=(
+            r"no socket interface found|no usable interface|NET/Socket ?: ?no interface found",
+            r"[Uu]nable to find (?:address|interface) for: ?\[?(?P<name>[\w.:^-]{1,60})",
+            r"[Ff]ailed to (?:look up the IP address for interface|find interface) ?[`'\"]?(?P<name>[\w.:^-]{1,60})",
+            r"interface (?:or hostname )?'?(?P<name>[\w.:^-]{1,60})'? (?:not found|does not exist)|can't find interface (?P<name2>\S{1,40})",
+        ),
+        cause=(
+            "there is no network interface {name} on this node",
+            "NCCL_SOCKET_IFNAME (or GLOO_SOCKET_IFNAME) names an interface that this node does not have",
+        ),
+        fix=(
+            "ip -br addr lists the interfaces; NCCL_SOCKET_IFNAME takes a prefix (eth), =eth0 for exactly that one, ^docker,lo to leave some out; or unset it",
+        ),
+        look=(
+            "nodes on which the interface has another name",
+            "GLOO_SOCKET_IFNAME takes exact names, and no ^",
+        ),
+        weight=78,
+        beats=("nccl-network-unreachable",),
+    ),
+    Rule(
+        id="nccl-network-unreachable",
+        when=(
+            "no route to host",
+            "connection timed out",
+            "connection refused",
+            "network is unreachable",
+            "failed : ",
+            "call to connect",
+            "network unreachable",
+            "exceeded retries",
+            "retry count",
+        ),
+        patterns=(
+            r"(?:NCCL WARN|NCCL INFO|NCCL)[^\n]{0,80}(?:[Cc]onnect(?:ing)?|socket\w{0,20}|Call to connect)[^\n]{0,40}? ?(?P<peer>(?:\d{1,3}\.){3}\d{1,3}<\d+>|\[?[0-9a-f:]{4,40}\]?<\d+>)?[^\n]{0,20}(?:failed|returned)[^\n]{0,20}?(?P<why>No route to host|Connection timed out|Connection refused|Network is unreachable|Software caused connection abort)",
+            r"Call to connect returned (?P<why>No route to host|Connection timed out|Connection refused|Network is unreachable)",
+            r"connect to (?P<peer>[\w.:<>\[\]-]{4,60}) (?:failed ?: ?|returned )(?P<why>No route to host|Connection timed out|Connection refused|Network is unreachable)",
+            r"socketStartConnect|socketPollConnect[^\n]{0,80}exceeded",
+            r"ncclSystemError[^\n]{0,300}(?P<why>No route to host|Network is unreachable)",
+            r"gloo[^\n]{0,120}(?P<why>No route to host|Network is unreachable|Connection timed out|Connection refused)|connectFullMesh failed[^\n]{0,200}(?P<why2>refused|timed out|No route)",
+        ),
+        cause=(
+            "{peer} cannot be reached from this node: {why}",
+            "a peer cannot be reached: {why}",
+            "the network between two ranks does not carry NCCL's connections",
+        ),
+        fix=(
+            "name the interface that the nodes share: NCCL_SOCKET_IFNAME=eth0 (ip -br addr), GLOO_SOCKET_IFNAME likewise",
+            "open all ports between the nodes in the firewall; NCCL and gloo listen on random ones",
+        ),
+        look=("docker0, virbr0 or a 169.254 address chosen by NCCL; " + _TRACE, "phalanx doctor --hosts .."),
+        kind="symptom",
+        weight=64,
+    ),
+    Rule(
+        id="nccl-ib-timeout",
+        when=("net/ib", "ibv_", "retry_exc", "infiniband", "local protection", "vendor err"),
+        patterns=(
+            r"NET/IB[^\n]{0,80}Got completion (?:from peer (?P<peer>\S{3,60}) )?with (?:error|status=?(?:\w+\()?) ?(?P<status>12|13|5|IBV_WC_\w{1,30})",
+            r"IBV_WC_(?:RETRY_EXC|RNR_RETRY_EXC|WR_FLUSH)_ERR|transport retry counter exceeded",
+            r"NET/IB[^\n]{0,60}(?:Got async (?:fatal )?event|[Pp]ort error|async error)",
+            r"ibv_modify_qp failed[^\n]{0,60}(?:Connection timed out|Invalid argument|No such device|Network is unreachable)",
+        ),
+        cause=(
+            "InfiniBand/RoCE gave up on {peer} (status {status}): retries exhausted",
+            "InfiniBand/RoCE retries were exhausted",
+        ),
+        fix=(
+            "check link and fabric: ibstat, ibdev2netdev, perfquery; RoCE: NCCL_IB_GID_INDEX (show_gids), the same MTU, PFC",
+            "NCCL_IB_TIMEOUT=22 NCCL_IB_RETRY_CNT=7 for a fabric that flaps; NCCL_IB_DISABLE=1 tells whether it is InfiniBand at all",
+        ),
+        look=(
+            "NCCL_IB_HCA: adapters that are not connected to each other",
+            "whether another rank crashed first",
+        ),
+        weight=72,
+        beats=("nccl-timeout-unknown",),
+    ),
+    Rule(
+        id="memlock-limit-too-low",
+        when=("ibv_reg_mr", "ibv_create", "memlock", "locked memory", "ibv_alloc"),
+        patterns=(
+            r"ibv_(?:reg_mr(?:_iova2)?|create_(?:qp|cq)|alloc_pd)[^\n]{0,60}(?:Cannot allocate memory|failed with error Cannot allocate)",
+            r"(?:RLIMIT_MEMLOCK|memlock|max locked memory)[^\n]{0,60}(?:too (?:low|small)|limited to|is (?:\d+|low))",
+        ),
+        cause=("the limit on locked memory is too low for RDMA",),
+        fix=(
+            "ulimit -l unlimited; in Slurm's slurmd unit LimitMEMLOCK=infinity; Docker --ulimit memlock=-1",
+        ),
+        weight=80,
+        beats=("nccl-ib-timeout",),
+    ),
+    Rule(
+        id="nccl-not-in-build",
+        when=("nccl built in", "nccl backend", "nccl is not"),
+        patterns=(
+            r"Distributed package doesn'?t have NCCL(?: built in)?|PyTorch (?:is )?(?:not|was not|wasn't) (?:compiled|built) with NCCL|NCCL backend (?:is )?not (?:available|supported)",
+        ),
+        cause=("this torch has no NCCL (a Windows, macOS or CPU build)",),
+        fix=("backend='gloo' there; on Linux with a GPU install torch's CUDA build (phalanx doctor)",),
+        weight=78,
+    ),
+    Rule(
+        id="libuv-missing-windows",
+        when=("libuv",),
+        patterns=(r"use_libuv was requested but PyTorch was (?:build|built) without libuv",),
+        cause=("this torch for Windows was built without libuv, and the store asks for it",),
+        fix=("set USE_LIBUV=0 (or torchrun --rdzv-conf use_libuv=0; init_method='tcp://..?use_libuv=0')",),
+        weight=85,
+    ),
+    Rule(
+        id="nccl-library-mismatch",
+        when=("nccl",),
+        patterns=(
+            r"undefined symbol: nccl\w{2,40}|libnccl\.so[^\n]{0,60}version `?\w{1,30}'? not found|NCCL version mismatch|mismatched NCCL versions",
+        ),
+        cause=("another libnccl is loaded than the one that torch was built with",),
+        fix=(
+            "take NCCL's folder out of LD_LIBRARY_PATH, and uninstall nvidia-nccl packages of another CUDA version; phalanx doctor names the file",
+        ),
+        weight=84,
+        beats=("extension-abi-mismatch", "import-error"),
+    ),
+    Rule(
+        id="fabricmanager-not-running",
+        when=(
+            "system not yet initialized",
+            "system_not_ready",
+            "fabric manager",
+            "fabricmanager",
+            "nvlsalloc",
+            "nvls",
+        ),
+        patterns=(
+            r"(?:system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady)",
+            r"NVLS\) Multicast memory[^\n]{0,60}CUDA error",
+            r"nv-?fabricmanager[^\n]{0,60}(?:failed|inactive|not running)",
+        ),
+        cause=(
+            "the machine's NVSwitches are not set up: nvidia-fabricmanager of the driver's version does not run",
+        ),
+        fix=(
+            "systemctl enable --now nvidia-fabricmanager, in exactly the driver's version; then nvidia-smi -q | grep -A2 Fabric says Completed",
+        ),
+        weight=85,
+        beats=("container-without-gpus", "nccl-timeout-unknown"),
+    ),
+    Rule(
+        id="peer-lost",
+        when=(
+            "connection closed by peer",
+            "connection reset by peer",
+            "broken pipe",
+            "remote process exited",
+            "remote peer",
+            "communicator was aborted",
+            "connection closed",
+            "remoteerror",
+            "socketprogress",
+            "failed to recv, got",
+            "failed to send",
+            "sendbytes failed",
+            "recvvalue",
+            "socket timeout",
+            "recvbytes",
+        ),
+        patterns=(
+            r"Connection (?:closed|reset) by (?:remote )?peer|Connection was likely closed|Broken pipe|(?:sendBytes|recvBytes|recvValue(?:WithTimeout)?) failed|Failed to (?:recv|send), ",
+            r"remote process exited or there was a network error|ncclRemoteError|NCCL communicator was aborted|socketProgress[^\n]{0,60}Connection closed|remote error detected from rank",
+            r"RuntimeError: Socket Timeout",
+        ),
+        kind="consequence",
+        cause=("a peer was gone: another rank ended first",),
+        fix=("look at the log of the rank that ended first",),
+        weight=20,
+    ),
+    Rule(
+        id="another-rank-failed",
+        when=(
+            "childfailederror",
+            "closing signal sigterm",
+            "to avoid data inconsistency",
+            "some nccl operations have failed",
+            "watchdog thread terminated",
+            "observed flight recorder",
+            "killing subprocess",
+            "process group watchdog",
+        ),
+        patterns=(
+            r"ChildFailedError|closing signal SIGTERM|To avoid (?:data inconsistency|this inconsistency)|Some NCCL operations have failed or timed out|watchdog thread terminated with exception|Killing subprocess \d+|Observed flight recorder dump signal",
+        ),
+        kind="consequence",
+        cause=("a rank failed; this is what the launcher or the other ranks made of it",),
+        fix=("look at the log of the rank that ended first",),
+        weight=10,
+    ),
+)

@@ -1,0 +1,258 @@
+"""One pass over a log: lines that rules know, tracebacks, facts, and whether the run went on afterwards.
+
+A training log repeats itself: the same line, with other numbers. So lines are looked at by their shape
+(the line without its digits). A shape that no rule, fact or traceback wants is remembered and costs next
+to nothing from then on; that is what lets gigabytes pass in seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from phalanx.tools.explain.decoding import REDRAWN, whole_lines
+from phalanx.tools.explain.events import Hit, Line, Stream, Traceback
+from phalanx.tools.explain.lines import make_line
+from phalanx.tools.explain.log_facts import MANY_STEPS, SIGNS, Fact, Facts, health_of
+from phalanx.tools.explain.rule import Rule
+from phalanx.tools.explain.rules import TRACEBACK_WORDS, Entry, candidates, stems
+from phalanx.tools.explain.sources import Source
+from phalanx.tools.explain.tracebacks import HEAD, Tracebacks, exception_in
+
+BLOCK_BYTES = 1 << 20
+_DIGITS = b"0123456789"
+_MAX_SHAPES = 100_000  # of lines that nobody wants
+_MAX_HITS = 2_000  # of one rule; the first count
+_MAX_TRACEBACKS = 2_000
+_MAX_LINE = 16_000  # of one line is matched, its two ends
+_AFTER_TRACEBACK = 60  # lines that still belong to its message
+_CONTEXT = 40  # lines before a time-out that are kept
+
+
+@dataclass
+class Scan:
+    """What one pass found."""
+
+    hits: list[Hit] = field(default_factory=list)
+    tracebacks: list[Traceback] = field(default_factory=list)
+    facts: Facts = field(default_factory=Facts)
+    signs: list[Line] = field(default_factory=list)
+    #: Order and worth of lines of a run that goes on, per stream.
+    health: dict[Stream, list[tuple[int, int]]] = field(default_factory=dict)
+    context: list[str] = field(default_factory=list)
+    line_count: int = 0
+
+    def worth_after(self, order: int, stream: Stream | None = None) -> int:
+        """How much speaks for a run that went on after line ``order`` (in one stream)."""
+        streams = [self.health.get(stream, [])] if stream else list(self.health.values())
+        return sum(worth for marks in streams for at, worth in marks if at > order)
+
+
+class Scanner:
+    """Reads sources one after another into one `Scan`."""
+
+    def __init__(self) -> None:
+        self.scan = Scan()
+        self._boring: set[bytes] = set()
+        self._healthy: set[bytes] = set()
+        self._counts: dict[str, int] = {}
+        self._order = 0
+        self._stems = stems()
+
+    def read(self, source: Source) -> None:
+        """Read one source to its end."""
+        self._source = source
+        self._number = 0
+        self._time: float | None = None
+        self._tracebacks = Tracebacks()
+        self._recent: deque[bytes] = deque(maxlen=_CONTEXT)
+        self._waiting: tuple[Line, list[Rule]] | None = None
+        for block in whole_lines(source.blocks(BLOCK_BYTES)):
+            self._read_block(block)
+        self._tracebacks.finish()
+        self._keep_tracebacks()
+        self.scan.line_count += self._number
+
+    def _read_block(self, block: bytes) -> None:
+        lines = block[:-1].split(b"\n")
+        shapes = block[:-1].translate(None, _DIGITS).split(b"\n")
+        if not self._tracebacks.is_reading and self._boring.issuperset(shapes):
+            self._skip(block, lines, shapes)
+            return
+        boring = self._boring
+        for number, shape in enumerate(shapes):
+            data = lines[number]
+            self._order += 1
+            if not data.startswith(REDRAWN):
+                self._number += 1
+            if shape in boring and not self._tracebacks.is_reading:
+                if shape in self._healthy:
+                    self._note_health(data)
+                continue
+            self._take(data, shape, lines, number)
+        self._recent.extend(lines[-_CONTEXT:])
+
+    def _skip(self, block: bytes, lines: list[bytes], shapes: list[bytes]) -> None:
+        """A block in which nothing is new."""
+        if not self._healthy.isdisjoint(shapes):
+            self._mark(("", ""), self._order + len(lines), len(lines))
+            self._mark((self._source.name, ""), self._order + len(lines), len(lines))
+        self._order += len(lines)
+        self._number += len(lines) - block.count(b"\n" + REDRAWN) - block.startswith(REDRAWN)
+        self._recent.extend(lines[-_CONTEXT:])
+
+    def _mark(self, stream: Stream, order: int, worth: int) -> None:
+        marks = self.scan.health.setdefault(stream, [])
+        if len(marks) >= 4096:  # what is old may count together: only what comes last decides
+            marks[:2048] = [(marks[2047][0], sum(w for _, w in marks[:2048]))]
+        marks.append((order, worth))
+
+    def _note_health(self, data: bytes) -> None:
+        line = self._line(data)
+        worth = health_of(line.text)
+        if worth:
+            self._mark(line.stream, self._order, worth)
+
+    def _line(self, data: bytes) -> Line:
+        if len(data) > _MAX_LINE:
+            data = data[: _MAX_LINE // 2] + b" .. " + data[-_MAX_LINE // 2 :]
+        return make_line(
+            data,
+            source=self._source.name,
+            number=self._number,
+            order=self._order,
+            rank=self._source.rank,
+            time=self._time,
+        )
+
+    def _take(self, data: bytes, shape: bytes, lines: list[bytes], number: int) -> None:
+        """A line that is new, or known to matter."""
+        lower = data.lower()
+        wanted: list[Entry] = []
+        is_traceback = False
+        if any(stem in lower for stem in self._stems):
+            wanted = candidates(lower)
+            is_traceback = any(word in lower for word in TRACEBACK_WORDS)
+        is_alone = not (wanted or is_traceback or self._tracebacks.is_reading or self._waiting)
+        if is_alone and b"rror" not in data and b"xception" not in data:
+            self._bore(data, shape)
+            return
+        line = self._line(data)
+        self._time = line.time
+        if line.rank is not None:
+            self.scan.facts.ranks.add(line.rank)
+        closed = None
+        if is_traceback or self._tracebacks.is_reading:
+            closed = self._tracebacks.feed(line)
+            self._keep_tracebacks()
+        self._join_waiting(line)
+        self._apply(line, wanted, closed, lines, number)
+        if not wanted and not closed:
+            worth = health_of(line.text)
+            if worth:
+                self._mark(line.stream, self._order, worth)
+            elif exception_in(line.text) and not is_traceback:
+                self._lone_exception(line)
+
+    def _bore(self, data: bytes, shape: bytes) -> None:
+        if len(self._boring) >= _MAX_SHAPES:
+            self._boring.clear()
+            self._healthy.clear()
+        self._boring.add(shape)
+        if health_of(data[:600].decode("latin-1")):
+            self._healthy.add(shape)
+            self._note_health(data)
+
+    def _lone_exception(self, line: Line) -> None:
+        """An exception's line without the traceback above it, as in what people paste."""
+        if self._tracebacks.current(line) is None and len(self.scan.tracebacks) < _MAX_TRACEBACKS:
+            found = exception_in(line.text)
+            assert found is not None
+            self.scan.tracebacks.append(
+                Traceback(head=line, exception=found[0], message=[found[1]], end=line, is_closed=True)
+            )
+
+    def _apply(
+        self, line: Line, wanted: Iterable[Entry], closed: Traceback | None, lines: list[bytes], number: int
+    ) -> None:
+        is_exception = closed is not None or exception_in(line.text) is not None
+        missed: list[Rule] = []
+        for entry in wanted:
+            if isinstance(entry, Fact):
+                self._apply_fact(entry, line)
+            elif not entry.exception or is_exception:
+                groups = entry.match(line.text)
+                if groups is None:
+                    missed.append(entry)
+                else:
+                    self._hit(entry, line, groups, closed, lines, number)
+        self._waiting = (line, missed) if missed else None
+
+    def _join_waiting(self, line: Line) -> None:
+        """Try what did not fit a line on that line with the next: terminals and mails wrap lines."""
+        if self._waiting is None:
+            return
+        before, rules = self._waiting
+        self._waiting = None
+        if before.stream != line.stream or HEAD in line.text:
+            return
+        text = f"{before.text} {line.text.strip()}"
+        for rule in rules:
+            groups = rule.match(text)
+            if groups is not None and rule.match(line.text) is None:
+                self._hit(rule, before, groups, None, [], 0)
+
+    def _apply_fact(self, fact: Fact, line: Line) -> None:
+        found = fact.search(line.text)
+        if not found:
+            return
+        if fact is SIGNS:
+            if len(self.scan.signs) >= 200:
+                self.scan.signs.pop(100)
+            self.scan.signs.append(line)
+        else:
+            self.scan.facts.add(
+                fact.name, line, {k: v for k, v in found.groupdict().items() if v is not None}
+            )
+
+    def _hit(
+        self,
+        rule: Rule,
+        line: Line,
+        groups: dict[str, str],
+        closed: Traceback | None,
+        lines: list[bytes],
+        number: int,
+    ) -> None:
+        count = self._counts[rule.id] = self._counts.get(rule.id, 0) + 1
+        if count > _MAX_HITS:
+            return
+        traceback = closed
+        if traceback is None:
+            near = self._tracebacks.current(line)
+            if near is not None and line.order - near.order <= _AFTER_TRACEBACK and not near.is_harmless:
+                traceback = near
+        if rule.refine == "timeout" and not self.scan.context:
+            recent = [*self._recent, *lines[max(0, number - _CONTEXT) : number]][-_CONTEXT:]
+            self.scan.context = [raw.decode(errors="replace")[:400] for raw in recent]
+        self.scan.hits.append(Hit(rule_id=rule.id, line=line, groups=groups, traceback=traceback))
+
+    def _keep_tracebacks(self) -> None:
+        closed, self._tracebacks.closed = self._tracebacks.closed, []
+        kept = self.scan.tracebacks
+        for traceback in closed:
+            if len(kept) >= _MAX_TRACEBACKS:
+                kept.pop(_MAX_TRACEBACKS // 2)  # the first and the last ones count
+            kept.append(traceback)
+
+
+def scan_sources(sources: Iterable[Source]) -> Scan:
+    """Read everything once."""
+    scanner = Scanner()
+    for source in sources:
+        scanner.read(source)
+    return scanner.scan
+
+
+__all__ = ["BLOCK_BYTES", "MANY_STEPS", "Scan", "Scanner", "scan_sources"]
