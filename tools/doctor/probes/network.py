@@ -80,7 +80,7 @@ def _is_up(scene: Scene, name: str) -> bool | None:
 
 
 def _addresses() -> dict[str, list[str]]:
-    import psutil
+    import psutil  # type: ignore[import-untyped, unused-ignore]
 
     kinds = (socket.AF_INET, socket.AF_INET6)
     return {
