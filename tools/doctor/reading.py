@@ -107,14 +107,21 @@ def in_container(facts: Facts) -> bool:
     return bool(facts.container and facts.container.kind)
 
 
+def words_of(facts: Facts) -> tuple[str, ...]:
+    """Every message there is: a report's lines, errors of imports and of the driver, the kernel's on NVIDIA."""
+    errors = [part.error for part in (facts.torch, facts.torchvision, facts.torchaudio, facts.driver) if part and part.error]
+    kernel = [line for line in facts.kernel_log or () if "nv" in line.lower()]
+    return (*facts.messages, *(line for error in errors for line in error.split("\n")), *kernel)
+
+
 def seen(facts: Facts, cause: str) -> tuple[Sighting, ...]:
     """Symptoms of a cause among the messages."""
-    return sightings(facts.messages, cause)
+    return sightings(words_of(facts), cause)
 
 
 def says(facts: Facts, pattern: str) -> bool:
     """Whether the messages contain a pattern (lower case)."""
-    return mentions(facts.messages, pattern)
+    return mentions(words_of(facts), pattern)
 
 
 def is_vendor_build(version: str | None) -> bool:

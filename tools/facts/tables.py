@@ -130,6 +130,21 @@ def architectures_of_build(torch: str, cuda: str, platform: str = "linux_x86_64"
     return architectures_of_build(torch, cuda) if platform == "windows" else None
 
 
+def builds_of_release(torch: str) -> list[Build]:
+    """Every Linux x86_64 binary of a torch release.
+
+    >>> len(builds_of_release("2.6.0")), builds_of_release("0.3.1")[0].architectures[0]
+    (3, 'sm_35')
+    """
+    rows = table("arch")["torch_builds"]
+    found = [row for row in rows if row["torch"] == minor(torch) and row["platform"] == "linux_x86_64"]
+    version = version_of(torch)
+    for row in table("older_builds")["torch_builds"]:
+        if version_of(row["from"]) <= version < version_of(row["below"]):
+            found.append(row)
+    return [Build((*row["sm"], *(row["ptx"] or ())), bool(row["certain"])) for row in found]
+
+
 def _older_build(torch: Version, cuda: Version) -> Build | None:
     for row in table("older_builds")["torch_builds"]:
         fits = version_of(row["from"]) <= torch < version_of(row["below"])
