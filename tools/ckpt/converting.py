@@ -107,7 +107,14 @@ def convert(
                 writer = TorchWriter(entries)
                 writer.write(out, bare_root(writer, entries, weights))
     left_out = [*weights.others, *_rest(contents, weights.container)]
-    return Converted(output, kind, len(entries), weights.container, list(dict.fromkeys(left_out)), ties)
+    return Converted(
+        output,
+        kind,
+        len(entries),
+        weights.container,
+        [name for name in dict.fromkeys(left_out) if name[:1] not in "($"],
+        ties,
+    )
 
 
 def _rest(contents: Contents, container: str) -> list[str]:

@@ -110,7 +110,7 @@ def _same_form(weights: Weights, like: Like) -> bool:
 def _other_names(contents: Contents, weights: Weights) -> list[str]:
     if not isinstance(contents.other, dict) or contents.format == "safetensors":
         return []
-    return [name for name in contents.other if name != weights.container]
+    return [name for name in contents.other if name not in (weights.container, "$type")]
 
 
 def _plain_metadata(contents: Contents) -> dict[str, str]:

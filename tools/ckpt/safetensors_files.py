@@ -62,7 +62,7 @@ def _header(reader: FileReader) -> tuple[dict[str, Any], int]:
             reader.path, f"its header of {length:,} bytes is cut: the file has {reader.size:,}.", fix=CUT_FIX
         )
     try:
-        header = json.loads(reader.read(8, length), object_pairs_hook=_unique)
+        header = json.loads(str(reader.read(8, length), "utf-8"), object_pairs_hook=_unique)
     except _Twice as error:
         raise BadCheckpoint(
             reader.path, f"its header names {shown(str(error))!r} twice.", fix=CUT_FIX
