@@ -73,15 +73,23 @@ def _option(*names: str, **settings: Any) -> Callable[[Any], Any]:
 def doctor_command(**given: Any) -> int:
     """What `_HELP` says."""
     asked = _asked(given)
-    report: Report | HostsReport
     if asked.report is not None:
-        report = _from_text(asked)
+        outcome = _from_text(asked)
     elif asked.hosts is not None:
-        report = _from_hosts(asked)
+        outcome = _from_hosts(asked)
     else:
-        report = _from_here(asked)
-    _print(report, asked)
-    return _exit_code(report, asked.fail_on)
+        outcome = _from_here(asked)
+    click.echo(_shown(outcome, asked), nl=False)
+    return _exit_code(outcome.report.verdict, asked.fail_on)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A report, and the names of the facts that a pasted text gave and lacked."""
+
+    report: Report | HostsReport
+    found: tuple[str, ...] = ()
+    lacked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,16 +247,18 @@ def _read_text(option: str, path: str) -> str:
         ) from None
 
 
-def _from_text(asked: _Asked) -> Report:
+def _from_text(asked: _Asked) -> _Outcome:
     from phalanx.tools.doctor.checks import diagnose
-    from phalanx.tools.doctor.report import read_report
+    from phalanx.tools.doctor.report_text import facts_from_text
 
-    return diagnose(read_report(_read_text("--report", str(asked.report))), skip=asked.skip)
+    read = facts_from_text(_read_text("--report", str(asked.report)))
+    return _Outcome(diagnose(read.facts, skip=asked.skip), found=read.found, lacked=read.lacked)
 
 
-def _from_here(asked: _Asked) -> Report:
+def _from_here(asked: _Asked) -> _Outcome:
     from phalanx.tools.doctor.checks import diagnose
     from phalanx.tools.doctor.gather import gather, gather_node
+    from phalanx.tools.doctor.node import judge_node, silent_driver
     from phalanx.tools.doctor.probes.scene import Scene
     from phalanx.tools.doctor.self_test import SelfTest
 
@@ -260,7 +270,7 @@ def _from_here(asked: _Asked) -> Report:
         port=asked.port,
     )
     if asked.node:
-        return diagnose(gather_node(scene, timeout_s=asked.timeout_s), skip=asked.skip)
+        return _Outcome(judge_node(gather_node(scene, timeout_s=asked.timeout_s), skip=asked.skip))
     test = SelfTest(os.environ) if asked.self_test and "self-test" not in asked.skip else None
     extra: list[Finding] = []
     with _Busy() as busy:
@@ -273,10 +283,11 @@ def _from_here(asked: _Asked) -> Report:
         finally:
             if test is not None:
                 test.cancel()
-    return diagnose(facts, skip=asked.skip, extra=extra)
+    extra += silent_driver(facts, skip=asked.skip)
+    return _Outcome(diagnose(facts, skip=asked.skip, extra=extra))
 
 
-def _from_hosts(asked: _Asked) -> HostsReport:
+def _from_hosts(asked: _Asked) -> _Outcome:
     from phalanx.launch.remote_programs import BySlurm, BySsh
     from phalanx.tools.doctor.host_findings import HostsReport, judge
     from phalanx.tools.doctor.hosts import examine
@@ -301,7 +312,7 @@ def _from_hosts(asked: _Asked) -> HostsReport:
             timeout_s=asked.timeout_s,
             waiting=busy.hosts,
         )
-    return HostsReport(tuple(views), judge(views, port=port, skip=asked.skip))
+    return _Outcome(HostsReport(tuple(views), judge(views, port=port, skip=asked.skip)))
 
 
 class _Busy:
@@ -336,19 +347,33 @@ class _Busy:
             sys.stderr.flush()
 
 
-def _print(report: Report | HostsReport, asked: _Asked) -> None:
+def _shown(outcome: _Outcome, asked: _Asked) -> str:
+    from phalanx.tools.doctor.host_findings import HostsReport
+    from phalanx.tools.doctor.render import render_markdown
+
+    report = outcome.report
     if asked.as_json:
-        click.echo(json.dumps(report.to_json()))
-    elif asked.markdown:
-        from phalanx.tools.doctor.markdown import as_markdown
+        more = {"found": outcome.found, "lacked": outcome.lacked} if asked.report is not None else {}
+        return json.dumps({**report.to_json(), **more}) + "\n"
+    read = {"found": outcome.found, "lacked": outcome.lacked}
+    if isinstance(report, HostsReport):
+        if asked.markdown:
+            return report.masked(render_markdown(report.as_one))
+        return f"{report.summary}\n{_text(report.as_one)}"
+    return render_markdown(report, **read) if asked.markdown else _text(report, **read)
 
-        click.echo(as_markdown(report))
-    else:
-        from phalanx.tools.doctor.text import as_text
 
-        click.echo(as_text(report))
+def _text(report: Report, **read: Any) -> str:
+    from phalanx.tools.doctor.render import render_text
+
+    width = min(shutil.get_terminal_size((100, 24)).columns, 110)
+    return render_text(report, colour=_in_colour(), width=width, **read)
 
 
-def _exit_code(report: Report | HostsReport, fail_on: str) -> int:
-    verdict = report.verdict
+def _in_colour() -> bool:
+    shown = sys.stdout is not None and sys.stdout.isatty()
+    return shown and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _exit_code(verdict: str, fail_on: str) -> int:
     return int(verdict == "fail" or (verdict == "warn" and fail_on == "warn"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,21 +30,28 @@ class HostsReport:
     @property
     def verdict(self) -> Literal["ok", "warn", "fail"]:
         """The worst status among the findings."""
-        return self._report.verdict
+        return self.as_one.verdict
 
     @property
-    def root_cause(self) -> Finding | None:
-        """The finding to read first."""
-        return self._report.root_cause
-
-    @property
-    def facts(self) -> Facts:
-        """Of no host in particular: none."""
-        return Facts()
-
-    @property
-    def _report(self) -> Report:
+    def as_one(self) -> Report:
+        """The findings as if they were one machine's, for the texts that are made of it."""
         return Report(Facts(), self.findings)
+
+    @property
+    def summary(self) -> str:
+        """Who was asked, in a line."""
+        silent = sum(bool(view.problem) for view in self.hosts)
+        return f"{len(self.hosts)} hosts asked, {len(self.hosts) - silent} answered"
+
+    def masked(self, text: str) -> str:
+        """The text without the hosts' names."""
+        names = {view.name: f"<host {number}>" for number, view in enumerate(self.hosts, start=1)}
+        for view in self.hosts:
+            own = view.facts.network.host_name if view.facts is not None and view.facts.network else None
+            names.setdefault(own or view.name, names[view.name])
+        for name in sorted(names, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", names[name], text)
+        return text
 
     def to_json(self) -> dict[str, Any]:
         """As for one machine, and ``hosts``: each one's facts, or why there are none."""
@@ -51,7 +59,7 @@ class HostsReport:
             view.name: {"problem": view.problem} if view.facts is None else {"facts": to_json(view.facts)}
             for view in self.hosts
         }
-        return {**self._report.to_json(), "hosts": hosts}
+        return {**self.as_one.to_json(), "hosts": hosts}
 
 
 def _packages(facts: Facts) -> str | None:

@@ -78,7 +78,8 @@ def run_rank(plan: dict[str, Any], rank: int) -> None:
             raise RuntimeError("a matrix product on the device is wrong")
         tell(rank=rank, what="device", state="ok")
     groups = [pair for pairs in rounds(count) for pair in pairs if rank in pair]
-    for members in [*groups, tuple(range(count))]:
+    # With two ranks the pair is everybody; a second group of that name would find the first one's addresses.
+    for members in [*groups, *([tuple(range(count))] if count != 2 else [])]:
         name = "-".join(map(str, members))
         tell(rank=rank, what=name, state="begin")
         try:

@@ -12,8 +12,8 @@ KEPT_LINES = 200
 _PROGRAMS = (["dmesg"], ["journalctl", "-k", "-b", "--no-pager", "-n", "5000"])
 _MATTERS = re.compile(
     r"\bNVRM\b|\bXid\b|nvidia|nouveau|fallen off the bus|SXid|out of memory|oom-kill|Killed process|memory cgroup"
-    r"|\bAER\b|PCIe Bus Error|\bmce:|Hardware Error|EDAC|ACS|IOMMU|DMAR|I/O error|nfs: server|mlx5|infiniband"
-    r"|module verification failed|Lockdown|amdgpu|segfault|link is (not )?(ready|down)",
+    r"|\bAER\b|PCIe Bus Error|\bmce:|Hardware Error|EDAC|IO_PAGE_FAULT|DMAR:.*fault|I/O error|nfs: server|mlx5|infiniband"
+    r"|module verification failed|amdgpu|segfault|link is not ready|link is down",
     re.IGNORECASE,
 )
 
