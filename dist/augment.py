@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from phalanx.dist.arguments import require_int, require_real, short
 from phalanx.dist.augment_draws import Draws
 from phalanx.dist.keys import derive_key
-from phalanx.dist.plan import require_int
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+MOST_PIXELS = 1 << 20  # a side beyond is a slip
 
 Parameters = tuple["NDArray[Any]", ...]  # each with one row per sample
 
@@ -63,6 +65,9 @@ def augment_batch(
         ValueError: ``images`` is of another shape, or ``positions`` has another length.
     """
     check_images(images)
+    transforms = check_transforms(transforms, "transforms")
+    key = require_int("key", key, at_least=-(1 << 63), at_most=None)
+    positions = check_positions(positions)
     if len(positions) != len(images):
         raise ValueError(
             f"{len(images)} images but {len(positions)} positions: rows could not be told apart.\n"
@@ -80,12 +85,26 @@ def augment_batch(
     return images
 
 
-def check_transforms(transforms: Sequence[Any]) -> tuple[Transform, ...]:
-    """The transforms as a tuple, or a ValueError about the first that is none."""
-    if not isinstance(transforms, Sequence):
+def check_positions(positions: Any) -> NDArray[np.int64]:
+    """The positions as int64, or a ValueError about what is wrong with them."""
+    try:
+        array = np.asarray(positions.cpu() if hasattr(positions, "cpu") else positions)
+    except (TypeError, ValueError):
+        array = np.empty((), dtype=object)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu") or (array.size and array.min() < 0):
         raise ValueError(
-            f"augment={transforms!r} is no sequence: transforms are carried out in order.\n"
-            "Fix: augment=[RandomCrop(4), HorizontalFlip()]"
+            f"positions={short(positions)}: one integer of at least 0 for each image is needed.\n"
+            "Fix: the samples' positions in the epoch, such as numpy.arange(len(images))"
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def check_transforms(transforms: Sequence[Any], name: str = "augment") -> tuple[Transform, ...]:
+    """The transforms as a tuple, or a ValueError about the first that is none."""
+    if not isinstance(transforms, Sequence) or isinstance(transforms, str | bytes):
+        raise ValueError(
+            f"{name}={short(transforms)} is no sequence: transforms are carried out in order.\n"
+            f"Fix: {name}=[RandomCrop(4), HorizontalFlip()]"
         )
     for place, transform in enumerate(transforms):
         if isinstance(transform, type) or not isinstance(transform, Transform):
@@ -95,7 +114,7 @@ def check_transforms(transforms: Sequence[Any]) -> tuple[Transform, ...]:
                 else "RandomCrop(4), HorizontalFlip()"
             )
             raise ValueError(
-                f"augment[{place}] is {transform!r}: it has no draw(draws, height, width) and apply(images, "
+                f"{name}[{place}] is {short(transform)}: it has no draw(draws, height, width) and apply(images, "
                 "parameters), so its random numbers could not be tied to positions.\n"
                 f"Fix: pass transforms of phalanx.dist.augment, for example {hint}, or give it these two methods"
             )
@@ -104,6 +123,10 @@ def check_transforms(transforms: Sequence[Any]) -> tuple[Transform, ...]:
 
 def check_images(images: Tensor) -> None:
     """ValueError unless ``images`` is (n, C, H, W), uint8 or floating point."""
+    if not isinstance(images, Tensor):
+        raise ValueError(
+            f"images={short(images)}: a tensor (n, C, H, W) is needed.\nFix: torch.as_tensor(images)"
+        )
     if images.ndim != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
         raise ValueError(
             f"images of shape {tuple(images.shape)} and type {images.dtype}: transforms work on (n, C, H, W), uint8 or "
@@ -112,8 +135,14 @@ def check_images(images: Tensor) -> None:
         )
 
 
+def check_number(fill: float) -> None:
+    """ValueError unless it is a number; whether images can hold it is seen when there are some."""
+    require_real("fill", fill, fix="the value of the pixels that come in, in the images' own units")
+
+
 def check_fill(fill: float, images: Tensor) -> None:
     """ValueError unless these images can hold the value."""
+    check_number(fill)
     if images.dtype == torch.uint8 and not (0 <= fill <= 255 and fill == int(fill)):
         raise ValueError(
             f"fill={fill} for uint8 images: their pixels are whole numbers of 0 to 255, and this one would come out as "
@@ -162,7 +191,10 @@ class RandomCrop:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        require_int("padding", self.padding, at_least=0)
+        object.__setattr__(
+            self, "padding", require_int("padding", self.padding, at_least=0, at_most=MOST_PIXELS)
+        )
+        check_number(self.fill)
         if self.mode not in ("constant", "reflect"):
             raise ValueError(
                 f"mode={self.mode!r} is unknown: nothing says what to pad with.\nFix: 'constant' or 'reflect'"
@@ -216,8 +248,10 @@ class Shift:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        require_int("vertical", self.vertical, at_least=0)
-        require_int("horizontal", self.horizontal, at_least=0)
+        for name in ("vertical", "horizontal"):
+            pixels = require_int(name, getattr(self, name), at_least=0, at_most=MOST_PIXELS)
+            object.__setattr__(self, name, pixels)
+        check_number(self.fill)
 
     def draw(self, draws: Draws, height: int, width: int) -> Parameters:
         """Rows moved down and columns moved right."""
@@ -244,10 +278,12 @@ class HorizontalFlip:
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.p <= 1.0:
+        try:
+            object.__setattr__(self, "p", require_real("p", self.p, at_least=0, at_most=1))
+        except ValueError:
             raise ValueError(
-                f"p={self.p} is no probability: every draw would be on one side of it.\nFix: 0 <= p <= 1"
-            )
+                f"p={short(self.p)} is no probability: every draw would be on one side of it.\nFix: 0 <= p <= 1"
+            ) from None
 
     def draw(self, draws: Draws, height: int, width: int) -> Parameters:
         """Whether to flip."""
@@ -280,7 +316,8 @@ class Cutout:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        require_int("size", self.size, at_least=1)
+        object.__setattr__(self, "size", require_int("size", self.size, at_least=1, at_most=MOST_PIXELS))
+        check_number(self.fill)
 
     def draw(self, draws: Draws, height: int, width: int) -> Parameters:
         """Top and left of the square; it may begin outside."""
@@ -330,8 +367,14 @@ class Normalize:
 
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
         for name, values in (("mean", mean), ("std", std)):
-            numbers = (values,) if isinstance(values, (int, float)) else tuple(values)
-            object.__setattr__(self, name, tuple(float(value) for value in numbers))
+            several = isinstance(values, Sequence) or getattr(values, "ndim", 0) == 1
+            if isinstance(values, str | bytes):
+                several = False
+            numbers = list(values) if several else [values]  # type: ignore[arg-type]
+            checked = tuple(
+                require_real(name, value, fix="one number, or one for each channel") for value in numbers
+            )
+            object.__setattr__(self, name, checked)
         if not self.std or not self.mean or any(not value > 0.0 for value in self.std):
             raise ValueError(
                 f"Normalize(mean={self.mean}, std={self.std}): every channel is divided by its std, and this one gives "

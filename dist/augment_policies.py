@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from phalanx.dist import augment_ops
-from phalanx.dist.augment import Parameters, check_fill, rows_to
+from phalanx.dist.arguments import require_int
+from phalanx.dist.augment import Parameters, check_fill, check_number, rows_to
 from phalanx.dist.augment_draws import Draws
-from phalanx.dist.plan import require_int
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +34,8 @@ _FUNCTIONS = {
     "posterize": augment_ops.posterize,
     "solarize": augment_ops.solarize,
 }
+
+_MOST = 1 << 16  # operations and strengths; more is a slip
 
 
 def _matrix(name: str, magnitude: float, height: int, width: int) -> tuple[float, ...]:
@@ -205,9 +207,10 @@ class RandAugment:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        require_int("num_ops", self.num_ops, at_least=0)
-        require_int("magnitude", self.magnitude, at_least=0)
-        require_int("num_magnitude_bins", self.num_magnitude_bins, at_least=2)
+        for name, least in (("num_ops", 0), ("magnitude", 0), ("num_magnitude_bins", 2)):
+            number = require_int(name, getattr(self, name), at_least=least, at_most=_MOST)
+            object.__setattr__(self, name, number)
+        check_number(self.fill)
         if self.magnitude >= self.num_magnitude_bins:
             raise ValueError(
                 f"magnitude={self.magnitude}: the strength is looked up in a table of {self.num_magnitude_bins}, which "
@@ -245,7 +248,9 @@ class TrivialAugment:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        require_int("num_magnitude_bins", self.num_magnitude_bins, at_least=2)
+        bins = require_int("num_magnitude_bins", self.num_magnitude_bins, at_least=2, at_most=_MOST)
+        object.__setattr__(self, "num_magnitude_bins", bins)
+        check_number(self.fill)
 
     def draw(self, draws: Draws, height: int, width: int) -> Parameters:
         """Rows of the table of operations, magnitudes and directions, shape (n, 1)."""

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from phalanx.dist.arguments import require_flag, require_int, short
 from phalanx.dist.epoch_sampler import EpochSampler
 from phalanx.dist.epochs import sharded_part
 from phalanx.dist.orders import draw_elements
-from phalanx.dist.plan import Tail, require_int
+from phalanx.dist.plan import Tail
 
 # A sampler that goes on beyond this without having a length is taken for endless.
 _ENDLESS = 1 << 24
@@ -80,10 +81,10 @@ class ShardBatchSampler(EpochSampler[Any]):
         if seed is None:
             raise ValueError("seed=None: ranks need a seed to draw alike.\nFix: seed=0")
         if epoch_length is not None:
-            require_int("epoch_length", epoch_length, at_least=1)
+            epoch_length = require_int("epoch_length", epoch_length, at_least=1)
         super().__init__(rank, world_size, seed=seed, tail=tail)
         self.sampler = sampler
-        self.split_batches = split_batches
+        self.split_batches = require_flag("split_batches", split_batches)
         self._limit = epoch_length
         self._drawn: tuple[Any, list[Any]] | None = None
         self._dealt: tuple[Any, list[Any], list[int]] | None = None
@@ -188,9 +189,10 @@ class ShardBatchSampler(EpochSampler[Any]):
 
 def _check_inner(sampler: Any) -> None:
     name = type(sampler).__name__
-    if not hasattr(sampler, "__iter__") or isinstance(sampler, (str, bytes, dict)):
+    single = getattr(sampler, "ndim", 1) == 0  # a tensor without dims has __iter__ all the same
+    if not hasattr(sampler, "__iter__") or isinstance(sampler, (str, bytes, dict)) or single:
         raise ValueError(
-            f"sampler={sampler!r} is no sampler: it yields no indices.\nFix: a torch Sampler or BatchSampler"
+            f"sampler={short(sampler)} is no sampler: it yields no indices.\nFix: a torch Sampler or BatchSampler"
         )
     if hasattr(sampler, "__next__"):
         raise ValueError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from phalanx.dist.arguments import require_flag, require_path
 from phalanx.dist.divergence import Comparison, Divergence, Run
 from phalanx.dist.step_recorder import FOLDER_VARIABLE, NO_DROPOUT_VARIABLE, STEPS_VARIABLE
 
@@ -96,8 +97,9 @@ def bisect_divergence(
         NothingRecorded: The script failed, or took no step.
     """
     sizes = _check(start_ranks, world_sizes, steps, tolerance)
+    dropout = require_flag("dropout", dropout)
     with tempfile.TemporaryDirectory(prefix="phalanx-bisect-") as temporary:
-        base = Path(temporary if folder is None else folder).absolute()
+        base = Path(temporary if folder is None else require_path("folder", folder)).absolute()
         variables = {STEPS_VARIABLE: str(steps), NO_DROPOUT_VARIABLE: "" if dropout else "1"}
 
         def record(world_size: int, name: str) -> Path:
@@ -135,7 +137,8 @@ def _check(
             "Fix: see bisect_divergence's example, or use `phalanx bisect train.py`"
         )
     given: object = world_sizes
-    sizes = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else ()
+    single = isinstance(given, str) or getattr(given, "ndim", 1) == 0
+    sizes = tuple(given) if isinstance(given, Iterable) and not single else ()
     whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
     if len(sizes) < 2 or not whole or len(set(sizes)) < len(sizes):
         raise ValueError(

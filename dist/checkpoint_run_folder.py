@@ -9,6 +9,7 @@ from pathlib import Path
 
 from phalanx.dist import checkpoint_files as files
 from phalanx.dist import checkpoint_folders as folders
+from phalanx.dist.arguments import require_int, short
 from phalanx.dist.checkpoint_errors import CheckpointError, DamagedCheckpointsError
 from phalanx.dist.rank_errors import on_rank_zero
 from phalanx.dist.world import World, gather_objects
@@ -111,8 +112,11 @@ class RunFolder:
 
 
 def _checked_keep(keep: int | None) -> int | None:
-    if keep is None or keep == -1:
+    if keep is None or (isinstance(keep, int) and keep == -1):
         return None
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise ValueError(f"keep={keep!r}: at least 1, or None (or -1) to keep every checkpoint")
-    return keep
+    try:
+        return require_int("keep", keep, at_least=1)
+    except ValueError:
+        raise ValueError(
+            f"keep={short(keep)}: at least 1, or None (or -1) to keep every checkpoint"
+        ) from None

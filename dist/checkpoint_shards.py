@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from phalanx.dist.arguments import require_path
 from phalanx.dist.checkpoint_files import DTYPES, SHARDS_FILE
 from phalanx.dist.shards import is_sharded
 from phalanx.dist.stored_tensors import StoredTensors
@@ -121,7 +122,7 @@ def consolidate_weights(checkpoint: str | os.PathLike[str], file: str | os.PathL
     from phalanx.dist.checkpoint_files import write_tensors
     from phalanx.dist.checkpoint_sources import MissingCheckpointError
 
-    folder, path = Path(checkpoint), Path(file)
+    folder, path = require_path("checkpoint", checkpoint), require_path("file", file)
     if not any((folder / name).is_file() for name in ("model.safetensors", SHARDS_FILE)):
         raise MissingCheckpointError(f"{folder}: no checkpoint folder; name one called step-<N>")
     stored = StoredTensors(folder, "model")

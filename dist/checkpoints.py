@@ -18,6 +18,14 @@ from torch.optim import Optimizer
 
 from phalanx.dist import checkpoint_files as files
 from phalanx.dist import checkpoint_folders as folders
+from phalanx.dist.arguments import (
+    require_flag,
+    require_int,
+    require_module,
+    require_path,
+    require_real,
+    short,
+)
 from phalanx.dist.checkpoint_errors import (
     CheckpointError,
     CheckpointWarning,
@@ -113,14 +121,27 @@ class CheckpointManager:
         asynchronous: bool | None = None,
         patience_s: float = 50,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = require_path("folder", folder)
+        require_module("model", model)
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(
+                f"optimizer={short(optimizer)} is no optimizer.\nFix: the one that parallelize returned, or Adam(...)"
+            )
         self.state = RunState(model, optimizer, loader, scheduler)
-        if every_steps is not None and (isinstance(every_steps, bool) or every_steps < 1):
-            raise ValueError(f"every_steps={every_steps!r}: at least 1, or None for never")
-        if every_s is not None and not every_s > 0:
-            raise ValueError(f"every_s={every_s!r}: more than 0 seconds, or None for never")
-        if not patience_s > 0:
-            raise ValueError(f"patience_s={patience_s!r}: more than 0 seconds")
+        if every_steps is not None:
+            every_steps = require_int("every_steps", every_steps, at_least=1)
+        if every_s is not None:
+            every_s = require_real("every_s", every_s, above=0, fix="seconds, or None for never")
+        patience_s = require_real("patience_s", patience_s, above=0, fix="seconds, such as 50")
+        if asynchronous is not None:
+            asynchronous = require_flag("asynchronous", asynchronous)
+        if scheduler is not None and not (
+            hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict")
+        ):
+            raise ValueError(
+                f"scheduler={short(scheduler)} has no state_dict and load_state_dict.\n"
+                "Fix: a scheduler of torch.optim.lr_scheduler, or leave it out"
+            )
         if loader is not None and not hasattr(loader, "progress"):
             raise ValueError(
                 f"loader is a {type(loader).__name__}, which does not know how far it is: a resumed run would repeat "

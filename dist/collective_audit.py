@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from phalanx.dist.arguments import require_int, short
 from phalanx.dist.collective_calls import KINDS, CallOfRank, describe_call, explain_mismatch
 from phalanx.dist.membership import Membership, membership_in_force
 from phalanx.dist.rendezvous import RanksMissing, RendezvousError, get_all, name_ranks
@@ -67,10 +68,12 @@ def audit_collectives(steps: int = AUDITED_STEPS) -> None:
     Raises:
         ValueError: ``steps`` is no whole number, or below 0.
     """
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+    try:
+        steps = require_int("steps", steps, at_least=0)
+    except ValueError:
         raise ValueError(
-            f"steps={steps!r}: a number of steps is 0 or more.\nFix: audit_collectives(3), or 0 for none"
-        )
+            f"steps={short(steps)}: a number of steps is 0 or more.\nFix: audit_collectives(3), or 0 for none"
+        ) from None
     global _audit
     with _lock:
         if _audit is not None:

@@ -10,9 +10,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from phalanx.dist.arguments import require_real, short
 from phalanx.dist.membership import backend_pairs, membership_or_none
 from phalanx.dist.rendezvous import let_others_read, wait_for_ranks
 
+MOST_S = 10.0 * 365 * 24 * 3600  # seconds; beyond, the clock's arithmetic overflows
 FIRST_TIMEOUT_S = 24 * 3600.0  # preparing data may take hours; a rank 0 that fails or dies is told otherwise
 
 
@@ -35,7 +37,10 @@ def barrier(timeout_s: float | None = None) -> None:
     Raises:
         RanksMissing: Ranks did not arrive; the message, and ``.ranks``, have them.
         RendezvousError: Rank 0 has ended.
+        ValueError: ``timeout_s`` is no number above 0.
     """
+    if timeout_s is not None:
+        timeout_s = require_real("timeout_s", timeout_s, above=0, at_most=MOST_S, fix="seconds, such as 60")
     current = membership_or_none()
     if current is None or current.store is None:
         return
@@ -65,8 +70,8 @@ def rank_zero_first(per: Literal["node", "world"] = "node") -> Iterator[None]:
         RankZeroFailed: On the ranks that waited, when the one they waited for raised. That rank raises its own error.
         ValueError: ``per`` is unknown.
     """
-    if per not in ("node", "world"):
-        raise ValueError(f"per={per!r}: say 'node' or 'world'")
+    if not isinstance(per, str) or per not in ("node", "world"):
+        raise ValueError(f"per={short(per)}: say 'node' or 'world'")
     current = membership_or_none()
     if current is None or current.store is None or current.world.world_size == 1:
         yield
@@ -142,11 +147,12 @@ def all_reduce_sum(*values: Any) -> Any:
     Not in place. Without a group the values come back as they are summed.
 
     Raises:
-        TypeError: A value is neither a number nor a tensor of real numbers.
-        ValueError: No value was passed.
+        ValueError: No value was passed, or one is neither a number nor a tensor of real numbers.
     """
     if not values:
-        raise ValueError("all_reduce_sum() needs at least one value")
+        raise ValueError(
+            "all_reduce_sum() needs at least one value.\nFix: all_reduce_sum(loss_sum, num_samples)"
+        )
     current = membership_or_none()
     packed = torch.cat([_pack(value) for value in values], dim=1)
     if current is not None and current.group is not None:
@@ -173,7 +179,10 @@ def _pack(value: Any) -> torch.Tensor:
     """
     if isinstance(value, torch.Tensor):
         if value.is_complex():
-            raise TypeError(f"all_reduce_sum() sums real numbers, not a tensor of {value.dtype}")
+            raise ValueError(
+                f"all_reduce_sum() sums real numbers, not a tensor of {value.dtype}.\n"
+                "Fix: torch.view_as_real(tensor)"
+            )
         flat = value.detach().reshape(-1)
         if flat.is_floating_point():
             flat = flat.to("cpu", torch.float64)
@@ -192,8 +201,8 @@ def _pack(value: Any) -> torch.Tensor:
         try:
             return torch.tensor([[float(value.__float__())], [0.0], [0.0], [1.0]], dtype=torch.float64)
         except (AttributeError, TypeError):
-            raise TypeError(
-                f"all_reduce_sum() sums numbers and tensors, not {type(value).__name__}.\n"
+            raise ValueError(
+                f"all_reduce_sum({short(value)}) sums numbers and tensors, not {type(value).__name__}.\n"
                 "Fix: gather_objects() for other things"
             ) from None
     high_half, low_half = divmod(whole, _HALF)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from phalanx.dist import gpu_locks
+from phalanx.dist.arguments import require_path, short
 from phalanx.dist.cuda_start import cuda_device_count_if_started
 from phalanx.dist.gpus import Gpu, why_busy
 from phalanx.dist.visibility import (
@@ -78,8 +79,10 @@ def select_devices(
     global _selected
     if not isinstance(spec, str):
         raise ValueError(
-            f"select_devices({spec!r}): a text was expected.\nFix: 'auto:2', '0,1', 'all' or 'cpu'"
+            f"select_devices({short(spec)}): a text was expected.\nFix: 'auto:2', '0,1', 'all' or 'cpu'"
         )
+    if lock_folder is not None:
+        lock_folder = require_path("lock_folder", lock_folder)
     own = environ is None or environ is os.environ
     if own:
         refuse_after_cuda(spec)

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 from torch.utils.data import Sampler
 
+from phalanx.dist.arguments import require_int, short
 from phalanx.dist.permutation import Indices
-from phalanx.dist.plan import Tail, require_int, require_tail
+from phalanx.dist.plan import Tail, require_seed, require_tail
 
 _logger = logging.getLogger(__name__)
 
@@ -19,13 +20,6 @@ T = TypeVar("T")
 
 _FIRST_BLOCK = 256  # the first index comes at once
 _LARGEST_BLOCK = 1 << 15  # beyond, a block leaves the cache
-_LEAST_SEED = -(1 << 63)
-
-
-def require_seed(seed: object) -> int:
-    """The seed as an int; a ValueError for anything but an integer of up to 64 bits."""
-    require_int("seed", seed, at_least=_LEAST_SEED)
-    return int(seed)  # type: ignore[call-overload, no-any-return]
 
 
 def resolve_rank(name: str, rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -36,7 +30,7 @@ def resolve_rank(name: str, rank: int | None, world_size: int | None) -> tuple[i
     """
     if (rank is None) != (world_size is None):
         raise ValueError(
-            f"{name} got rank={rank} and world_size={world_size}: one without the other.\n"
+            f"{name} got rank={short(rank)} and world_size={short(world_size)}: one without the other.\n"
             "Fix: both, or neither (the current world's)"
         )
     if rank is None or world_size is None:
@@ -44,14 +38,14 @@ def resolve_rank(name: str, rank: int | None, world_size: int | None) -> tuple[i
 
         world = world_or_single()
         return world.rank, world.world_size
-    require_int("world_size", world_size, at_least=1)
-    require_int("rank", rank, at_least=0)
+    world_size = require_int("world_size", world_size, at_least=1)
+    rank = require_int("rank", rank, at_least=0)
     if rank >= world_size:
         raise ValueError(
             f"rank={rank} is outside of a group of {world_size} ranks (0 to {world_size - 1}): some items would "
             f"never be seen.\nFix: a rank below world_size, or leave both out for the current world's"
         )
-    return int(rank), int(world_size)
+    return rank, world_size
 
 
 def read_state(name: str, state: Mapping[str, Any]) -> tuple[Any, int, int]:
@@ -60,14 +54,18 @@ def read_state(name: str, state: Mapping[str, Any]) -> tuple[Any, int, int]:
     Raises:
         ValueError: A field is missing, or a number is none.
     """
+    if not isinstance(state, Mapping):
+        raise ValueError(
+            f"a {name}'s state is a mapping with seed, epoch and consumed, not {short(state)}.\n"
+            f"Fix: what {name}.state_dict() returned"
+        )
     missing = [field for field in ("seed", "epoch", "consumed") if field not in state]
     if missing:
         raise ValueError(f"a {name}'s state needs seed, epoch and consumed: {', '.join(missing)} missing.")
-    require_int("epoch", state["epoch"], at_least=0)
-    require_int("consumed", state["consumed"], at_least=0)
-    if state["seed"] is not None:
-        require_seed(state["seed"])
-    return state["seed"], state["epoch"], state["consumed"]
+    epoch = require_int("epoch", state["epoch"], at_least=0)
+    consumed = require_int("consumed", state["consumed"], at_least=0)
+    seed = None if state["seed"] is None else require_seed(state["seed"])
+    return seed, epoch, consumed
 
 
 class EpochSampler(Sampler[T]):
@@ -125,11 +123,11 @@ class EpochSampler(Sampler[T]):
 
         Called with the epoch that a restored run stands in, it keeps the position within it.
         """
-        require_int("epoch", epoch, at_least=0)
+        epoch = require_int("epoch", epoch, at_least=0)
         if epoch == self._finished and self._orders_differ:
             _logger.warning("epoch %d is about to run again, in the same order", epoch)
         if epoch != self._epoch or self._pass is not None:
-            self._epoch, self._start = int(epoch), 0
+            self._epoch, self._start = epoch, 0
         self._rewind()
 
     def state_dict(self, consumed: int | None = None) -> dict[str, int | None]:
@@ -143,8 +141,11 @@ class EpochSampler(Sampler[T]):
         if consumed is None:
             handed_out = self._handed_out - length_hint(self._block)
             consumed = self._consumed(self._epoch, self._start, handed_out)
-        require_int("consumed", consumed, at_least=0)
-        return {"seed": self.seed, "epoch": self._epoch, "consumed": consumed}
+        return {
+            "seed": self.seed,
+            "epoch": self._epoch,
+            "consumed": require_int("consumed", consumed, at_least=0),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, on any number of ranks: its seed and order are taken over.

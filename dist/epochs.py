@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx.dist.plan import require_int
+from phalanx.dist.arguments import require_int, short
 
 _logger = logging.getLogger(__name__)
 
@@ -55,14 +55,18 @@ def set_epoch(loader: Any, epoch: int) -> int:
         How many objects were told; 0 means that nothing in this loader knows of epochs.
 
     Raises:
-        ValueError: ``epoch`` is negative or no integer.
+        ValueError: ``epoch`` is negative or no integer, or ``loader`` is a plain value.
     """
-    require_int("epoch", epoch, at_least=0)
+    epoch = require_int("epoch", epoch, at_least=0)
+    if isinstance(loader, str | bytes | int | float | complex | type):
+        raise ValueError(
+            f"set_epoch({short(loader)}, ...): no loader, sampler or dataset.\nFix: set_epoch(loader, epoch)"
+        )
     told = 0
     for part in nested_parts(loader):
         tell = _attribute(part, "set_epoch")
         if callable(tell):
-            tell(int(epoch))
+            tell(epoch)
             told += 1
     _warn_of_workers(loader)
     return told

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from phalanx.dist.arguments import require_int, short
 from phalanx.dist.nvml import NvmlAbsent, NvmlDevice, open_nvml, text_of
 
 
@@ -24,6 +26,9 @@ class Gpu:
         mig_uuids: Its MIG instances, ``MIG-...``.
         busy_migs: Those of them that a process uses.
         problem: Why it cannot be used, such as having fallen off the bus; empty when it can.
+
+    Raises:
+        ValueError: A field is of another kind: ``Gpu("GPU-8f2c")`` would be a GPU without a number.
     """
 
     index: int
@@ -38,6 +43,29 @@ class Gpu:
     mig_uuids: tuple[str, ...] = ()
     busy_migs: tuple[str, ...] = ()
     problem: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "index", require_int("index", self.index, at_least=0))
+        for name in ("uuid", "pci_bus_id", "name", "problem"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(
+                    f"Gpu: {name}={short(getattr(self, name))} is no text.\nFix: leave out what is unknown"
+                )
+        for name in ("cuda_ordinal", "memory_total_bytes", "memory_used_bytes"):
+            if getattr(self, name) is not None:
+                object.__setattr__(
+                    self, name, require_int(name, getattr(self, name), at_least=0, at_most=None)
+                )
+        for name in ("mig_uuids", "busy_migs"):
+            uuids = getattr(self, name)
+            if (
+                isinstance(uuids, str)
+                or not isinstance(uuids, Sequence)
+                or not all(isinstance(u, str) for u in uuids)
+            ):
+                raise ValueError(
+                    f"Gpu: {name}={short(uuids)} is no sequence of UUIDs.\nFix: ('MIG-...', ...)"
+                )
 
 
 IDLE_MEMORY_BYTES = 1 << 30  # a GPU nobody uses still shows some: driver, display, persistence

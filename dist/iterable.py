@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from phalanx.dist.epoch_sampler import read_state, require_seed, resolve_rank
+from phalanx.dist.arguments import require_int
+from phalanx.dist.epoch_sampler import read_state, resolve_rank
 from phalanx.dist.epochs import nested_parts, sharded_part
 from phalanx.dist.keys import derive_key, generator_states, reseed, restore_generator_states
-from phalanx.dist.plan import Tail, require_int, require_tail
+from phalanx.dist.plan import Tail, require_seed, require_tail
 
 _MAX_WORKERS = 1024
 _EPOCH, _CONSUMED, _PASSES = (
@@ -99,12 +100,11 @@ class ShardIterable(IterableDataset[Any]):
         tail: Tail,
     ) -> None:
         _check_stream(iterable)
-        require_int("batch_size", batch_size, at_least=1)
+        self.batch_size = require_int("batch_size", batch_size, at_least=1)
         require_tail(tail)
         self.seed = None if seed is None else require_seed(seed)
         self.rank, self.world_size = resolve_rank("shard_iterable", rank, world_size)
         self.iterable = iterable
-        self.batch_size = int(batch_size)
         self.tail = tail
         self._shared = torch.zeros(_PASSES + _MAX_WORKERS, dtype=torch.int64)
         self._shared.share_memory_()  # type: ignore[no-untyped-call]
@@ -305,7 +305,7 @@ def _no_worker() -> Iterator[None]:
 
 def _check_stream(iterable: Any) -> None:
     name = type(iterable).__name__
-    if not hasattr(iterable, "__iter__"):
+    if not hasattr(iterable, "__iter__") or getattr(iterable, "ndim", 1) == 0:
         map_style = hasattr(iterable, "__getitem__")
         fix = "a map-style dataset goes into ShardLoader" if map_style else "an object with __iter__"
         raise ValueError(f"iterable={name} has no __iter__: it is no stream.\nFix: {fix}")

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from phalanx.dist.wrappers import MODULE, RESERVED_COMPONENTS, WRAPPER_COMPONENTS
 
@@ -192,8 +193,9 @@ def _compiled(rules: Sequence[Rule]) -> list[tuple[re.Pattern[str], str]]:
     Raises:
         StateDictError: They are no pairs of a regular expression and its replacement.
     """
-    listed = list(rules) if isinstance(rules, Sequence) and not isinstance(rules, str | bytes) else [rules]
-    compiled = []
+    given: Any = rules
+    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
+    compiled: list[tuple[re.Pattern[str], Any]] = []
     for rule in listed:
         if not isinstance(rule, Sequence) or isinstance(rule, str | bytes) or len(rule) != 2:
             raise _no_rule(rule)
@@ -207,9 +209,8 @@ def _compiled(rules: Sequence[Rule]) -> list[tuple[re.Pattern[str], str]]:
             ) from error
         except TypeError:
             raise _no_rule(rule) from None
-        if not isinstance(compiled[-1][0].pattern, str) or not (
-            isinstance(replacement, str) or callable(replacement)
-        ):
+        text: Any = compiled[-1][0].pattern  # of bytes, where the rule was compiled from them
+        if not isinstance(text, str) or not (isinstance(replacement, str) or callable(replacement)):
             raise _no_rule(rule)
     return compiled
 

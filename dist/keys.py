@@ -6,6 +6,7 @@ import random
 import struct
 from collections.abc import Callable
 from hashlib import blake2b
+from operator import index
 from typing import Any
 
 _KEY_MASK = (1 << 63) - 1
@@ -24,6 +25,9 @@ def derive_key(*parts: int | str) -> int:
 
     Returns:
         An integer in ``[0, 2**63)``, which every generator of torch, numpy and random accepts.
+
+    Raises:
+        ValueError: A part is neither.
     """
     packed = bytearray()
     for part in parts:
@@ -33,11 +37,21 @@ def derive_key(*parts: int | str) -> int:
             continue
         try:
             packed += struct.pack("<cq", b"i", part)
-        except struct.error:  # beyond 64 bits, or a type that struct takes for no integer
-            number = int(part).to_bytes(int(part).bit_length() // 8 + 1, "little", signed=True)
+        except struct.error:  # beyond 64 bits, or no integer
+            whole = _whole(part)
+            number = whole.to_bytes(whole.bit_length() // 8 + 1, "little", signed=True)
             packed += b"I" + struct.pack("<Q", len(number)) + number
     digest = blake2b(packed, digest_size=8).digest()
     return int.from_bytes(digest, "little") & _KEY_MASK
+
+
+def _whole(part: Any) -> int:
+    try:
+        return index(part)
+    except TypeError:
+        raise ValueError(
+            f"a random key is made of integers and strings, not {part!r}.\nFix: say seed, epoch and step as integers"
+        ) from None
 
 
 def reseed(key: int, *, cuda: bool = True) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from phalanx.dist.arguments import require_flag, require_int, short
 from phalanx.dist.epoch_sampler import EpochSampler
 from phalanx.dist.keys import derive_key
 from phalanx.dist.permutation import Indices, KeyedPermutation
-from phalanx.dist.plan import Tail, epoch_order, require_int
+from phalanx.dist.plan import Tail, epoch_order
 
 _POOL_BATCHES = 100  # of which a pool holds samples, unless it is said ...
 _LEAST_POOLS = 4  # ... or there would be fewer pools
@@ -84,7 +85,7 @@ class LengthBucketSampler(EpochSampler[list[int]]):
         _check_sizes(self._lengths, global_batch_size, max_tokens, self.world_size)
         self.global_batch_size = None if global_batch_size is None else int(global_batch_size)
         self.max_tokens = None if max_tokens is None else int(max_tokens)
-        self.shuffle = shuffle
+        self.shuffle = require_flag("shuffle", shuffle)
         self._pool_size = self._resolve_pool(pool_size)
         self._made: dict[tuple[int | None, int], tuple[Indices, Indices]] = {}  # the last two epochs
 
@@ -232,6 +233,8 @@ def read_lengths(lengths: Any) -> Indices:
     if hasattr(lengths, "detach"):
         lengths = lengths.detach().cpu().numpy()
     try:
+        if isinstance(lengths, str | bytes):
+            raise TypeError("text")
         array = np.asarray(lengths)
         if array.size == 0 and array.ndim == 1:
             return np.empty(0, dtype=np.int64)
@@ -239,7 +242,7 @@ def read_lengths(lengths: Any) -> Indices:
             raise TypeError(f"{array.dtype} is no whole number")
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"lengths={_short(lengths)} are no whole numbers ({error}).\n"
+            f"lengths={short(lengths)} are no whole numbers ({error}).\n"
             "Fix: one for each sample: [len(sample) for sample in dataset]"
         ) from None
     if array.ndim != 1:
@@ -262,19 +265,18 @@ def _check_sizes(
 ) -> None:
     if (global_batch_size is None) == (max_tokens is None):
         raise ValueError(
-            f"LengthBucketSampler got global_batch_size={global_batch_size} and max_tokens={max_tokens}: one of the "
+            f"LengthBucketSampler got global_batch_size={short(global_batch_size)} and max_tokens={short(max_tokens)}: one of the "
             "two says how large a batch is.\nFix: leave out one, give the other"
         )
     if global_batch_size is not None:
-        require_int("global_batch_size", global_batch_size, at_least=1)
+        global_batch_size = require_int("global_batch_size", global_batch_size, at_least=1)
         if global_batch_size < world_size:
             raise ValueError(
                 f"global_batch_size={global_batch_size} over {world_size} ranks: some would never have a sample of "
                 f"their own.\nFix: global_batch_size={world_size} or more"
             )
     else:
-        require_int("max_tokens", max_tokens, at_least=1)
-        assert max_tokens is not None
+        max_tokens = require_int("max_tokens", max_tokens, at_least=1)
         longest = int(lengths.argmax()) if lengths.size else 0
         length = int(lengths[longest]) if lengths.size else 0
         if max_tokens < max(1, length) * world_size:
@@ -283,11 +285,6 @@ def _check_sizes(
                 f"{longest} has a length of {length}: it would not fit.\n"
                 f"Fix: max_tokens={max(1, length) * world_size} or more, or shorten the samples"
             )
-
-
-def _short(value: Any) -> str:
-    words = repr(value)
-    return words if len(words) <= 60 else words[:57] + "..."
 
 
 def _last_start(ends: list[int]) -> int:

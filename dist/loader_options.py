@@ -66,7 +66,13 @@ def check_dataset(dataset: Any) -> None:
             "Fix: a dataset with __len__ and __getitem__; or torch's DataLoader(shard_iterable(dataset, "
             "batch_size=n), batch_size=n), which shares a stream"
         )
-    if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
+    single = getattr(dataset, "ndim", 1) == 0  # a tensor without dims has both methods all the same
+    if (
+        not isinstance(dataset, Sized)
+        or not hasattr(dataset, "__getitem__")
+        or isinstance(dataset, type)
+        or single
+    ):
         raise ValueError(
             f"{type(dataset).__name__} has no __len__ or no __getitem__: ranks cannot agree on their shares.\n"
             "Fix: a map-style dataset"

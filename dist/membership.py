@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from phalanx.dist.arguments import short
 from phalanx.dist.environments import InvalidRankEnvironment, detect, single
 from phalanx.dist.rank_device import choose_device
 from phalanx.dist.rendezvous import exchange, place_on_node, this_host
@@ -116,6 +117,18 @@ def membership_in_force() -> Membership | None:
         if group is not _current.group:
             _current = None
     return _current
+
+
+def check_world(world: object) -> None:
+    """Raise unless ``world`` is one, or None.
+
+    Raises:
+        ValueError: It is something else, such as a number of ranks.
+    """
+    if world is not None and not (
+        hasattr(world, "rank") and hasattr(world, "world_size") and hasattr(world, "device")
+    ):
+        raise ValueError(f"world={short(world)} is no World.\nFix: world=init_world(), or leave it out")
 
 
 def single_world(device: str | None) -> World:

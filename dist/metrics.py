@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import cast
+
+import numpy as np
 import torch
 
-from phalanx.dist.plan import require_int
+from phalanx.dist.arguments import require_int, require_real, short
 
 Number = int | float | torch.Tensor
 
@@ -20,6 +24,29 @@ def _add(total: Number, more: Number) -> Number:
     if isinstance(total, torch.Tensor) and isinstance(more, torch.Tensor) and more.device != total.device:
         more = more.to(total.device, non_blocking=True)
     return total + more
+
+
+def _number(value: object) -> float:
+    """A number that may be infinite or NaN, as a loss may: it shows in the mean."""
+    plain = isinstance(value, (int, float))
+    if plain or (
+        isinstance(value, (np.number, np.bool_, np.ndarray))
+        and value.ndim == 0
+        and value.dtype.kind in "fiub"
+    ):
+        with contextlib.suppress(OverflowError):
+            return float(cast("float", value))
+    raise ValueError(f"value={short(value)}: a number or a tensor is needed.\nFix: torch.as_tensor(value)")
+
+
+def _weights_for(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    try:
+        return weights.to(values.device, torch.float64, non_blocking=True).expand_as(values)
+    except RuntimeError:
+        raise ValueError(
+            f"weight of shape {tuple(weights.shape)} for a value of shape {tuple(values.shape)}: they do not match.\n"
+            "Fix: one weight for each element, or one number"
+        ) from None
 
 
 class Mean:
@@ -49,21 +76,28 @@ class Mean:
                 whatever the value. A tensor weighs element by element.
 
         Raises:
-            ValueError: ``weight`` is negative.
+            ValueError: ``weight`` is negative or no number, or ``value`` is none.
         """
         if not isinstance(weight, torch.Tensor):
-            if weight < 0:
-                raise ValueError(f"weight={weight}: a weight is the number of samples, at least 0.")
+            require_real(
+                "weight", weight, at_least=0, fix="the number of samples that the value is the mean of"
+            )
             if weight == 0:
                 return
-            if not isinstance(value, torch.Tensor):
-                self._sum = _add(self._sum, float(value) * weight)
+        if not isinstance(value, torch.Tensor):
+            value = _number(value)
+            if not isinstance(weight, torch.Tensor):
+                self._sum = _add(self._sum, value * weight)
                 self._weight = _add(self._weight, weight)
                 return
         values = _settle(value) if isinstance(value, torch.Tensor) else torch.tensor(value)
+        if values.is_complex():
+            raise ValueError(
+                f"value={short(value)}: a mean is of real numbers.\nFix: value.abs(), or its real part"
+            )
         values = values.double()
         if isinstance(weight, torch.Tensor):
-            weights = _settle(weight).to(values.device, torch.float64, non_blocking=True).expand_as(values)
+            weights = _weights_for(values, _settle(weight))
             # Not by the product alone: 0 * nan would be nan.
             values = torch.where(weights > 0, values * weights, 0.0)
             added: Number = weights.sum()
@@ -105,8 +139,7 @@ class Accuracy:
     """
 
     def __init__(self, topk: int = 1) -> None:
-        require_int("topk", topk, at_least=1)
-        self.topk = topk
+        self.topk = require_int("topk", topk, at_least=1)
         self._correct: Number = 0
         self._count = 0
 
@@ -123,9 +156,18 @@ class Accuracy:
         Raises:
             ValueError: The shapes do not match, or there are fewer than ``topk`` classes.
         """
+        for name, tensor in (("predictions", predictions), ("targets", targets)):
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+                raise ValueError(
+                    f"{name}={short(tensor)}: a tensor with one row per sample is needed.\n"
+                    "Fix: accuracy.update(model(x), y)"
+                )
         if count is not None:
-            if not 0 <= count <= len(targets):
-                raise ValueError(f"count={count} of a batch of {len(targets)} samples.")
+            count = require_int("count", count, at_least=0)
+            if count > len(targets):
+                raise ValueError(
+                    f"count={count} of a batch of {len(targets)} samples: it counts the real ones among them."
+                )
             predictions, targets = predictions[:count], targets[:count]
         predictions, targets = _settle(predictions), _settle(targets)
         hits = self._hits(predictions, targets)
@@ -141,7 +183,12 @@ class Accuracy:
                 return predictions.argmax(dim=1) == targets
             best = predictions.topk(self.topk, dim=1).indices
             return (best == targets.unsqueeze(1)).any(dim=1)
-        if predictions.shape == targets.shape and not predictions.is_floating_point() and self.topk == 1:
+        if (
+            predictions.shape == targets.shape
+            and not targets.is_floating_point()
+            and not predictions.is_floating_point()
+            and self.topk == 1
+        ):
             return predictions == targets
         raise ValueError(
             f"Accuracy(topk={self.topk}) got {predictions.dtype} predictions of shape {tuple(predictions.shape)} for "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from phalanx.dist.arguments import require_flag, require_module, require_real, short
 from phalanx.dist.audits import audit_same_model
 from phalanx.dist.collective_audit import start_first_audit
 from phalanx.dist.engines.ddp import find_ddp
@@ -23,6 +23,7 @@ from phalanx.dist.engines.engine import CountingLoader, Engine, engine_of, remem
 from phalanx.dist.engines.precision import Precision
 from phalanx.dist.engines.setting import Builder, Setting
 from phalanx.dist.membership import World, world_or_single
+from phalanx.dist.rank_device import named_device
 from phalanx.dist.sync_batch_norm import convert_sync_batchnorm
 from phalanx.dist.wrappers import unwrap
 
@@ -98,12 +99,18 @@ def parallelize(
         ValueError: An option is unknown, a parameter of the optimizer is not the model's, the optimizer has
             state, or ranks have built different models (named, on every rank).
     """
+    require_module("model", model)
+    sync_batch_norm = require_flag("sync_batch_norm", sync_batch_norm)
+    if max_grad_norm is not None:
+        max_grad_norm = require_real(
+            "max_grad_norm", max_grad_norm, above=0, fix="more than 0; None switches clipping off"
+        )
     world = world_or_single()
     strategy = _choose_strategy(strategy, model, world)
     if virtual_ranks is None:
         virtual_ranks = getattr(loader, "virtual_ranks", None)
     builder = _builder(strategy if virtual_ranks is None else "virtual")
-    _check_options(strategy, precision, max_grad_norm, virtual_ranks, loader)
+    _check_options(strategy, precision, virtual_ranks, loader)
     _check_engine_options(strategy, builder, engine_options, virtual_ranks)
     if strategy in NEED_A_GROUP and not dist.is_initialized():
         logger.info("parallelize: strategy=%r in a single process runs as 'single'", strategy)
@@ -111,7 +118,7 @@ def parallelize(
     if known is not None:
         warnings.warn("parallelize: this model is parallel already, and is returned as it is", stacklevel=2)
         return model, known.optimizer, known  # type: ignore[return-value]
-    place = torch.device(device) if device is not None else world.device
+    place = named_device(device, world.device)
     if find_ddp(model) is not None:
         warnings.warn(
             "parallelize: this model is wrapped in DistributedDataParallel already; that wrapper is used",
@@ -149,10 +156,10 @@ def _builder(home: str) -> Builder:
 
 def _choose_strategy(strategy: str, model: nn.Module, world: World) -> str:
     several = world.world_size > 1
-    if strategy not in STRATEGIES:
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
+        near = _nearest(strategy, STRATEGIES) if isinstance(strategy, str) else ""
         raise ValueError(
-            f"strategy={strategy!r} is unknown{_nearest(strategy, STRATEGIES)}.\n"
-            f"Fix: one of {', '.join(map(repr, STRATEGIES))}"
+            f"strategy={short(strategy)} is unknown{near}.\nFix: one of {', '.join(map(repr, STRATEGIES))}"
         )
     if strategy == "single" and several:
         raise ValueError(
@@ -178,14 +185,11 @@ def _is_sharded(model: nn.Module) -> bool:
 def _check_options(
     strategy: str,
     precision: str,
-    max_grad_norm: float | None,
     virtual_ranks: int | None,
     loader: object,
 ) -> None:
-    if precision not in ("fp32", "bf16", "fp16"):
-        raise ValueError(f"precision={precision!r}: say 'fp32', 'bf16' or 'fp16'")
-    if max_grad_norm is not None and not (max_grad_norm > 0 and math.isfinite(max_grad_norm)):
-        raise ValueError(f"max_grad_norm={max_grad_norm}: it must be more than 0; None switches clipping off")
+    if not isinstance(precision, str) or precision not in ("fp32", "bf16", "fp16"):
+        raise ValueError(f"precision={short(precision)}: say 'fp32', 'bf16' or 'fp16'")
     if virtual_ranks is not None and strategy not in ("ddp", "single"):
         raise ValueError(
             f"virtual_ranks={virtual_ranks} with strategy={strategy!r}: its sums are in its own order.\n"

@@ -11,24 +11,26 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from phalanx.dist.arguments import require_flag, short
+from phalanx.dist.arguments import require_int as require_int
 from phalanx.dist.keys import derive_key
 from phalanx.dist.permutation import Indices, KeyedPermutation
 
 Tail = Literal["uneven", "drop", "pad"]
+_LEAST_SEED = -(1 << 63)
 TAILS: tuple[str, ...] = get_args(Tail)
 
 
-def require_int(name: str, value: object, at_least: int) -> None:
-    """Raise a ValueError unless ``value`` is an integer (bool is none) of ``at_least``."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < at_least:
-        raise ValueError(f"{name}={value!r}: an integer of at least {at_least} is needed.")
+def require_seed(seed: object) -> int:
+    """The seed as an int; a ValueError for anything else."""
+    return require_int("seed", seed, at_least=_LEAST_SEED, at_most=None)
 
 
 def require_tail(tail: str) -> None:
     """Raise a ValueError unless ``tail`` is one of the known ones."""
-    if tail not in TAILS:
+    if not isinstance(tail, str) or tail not in TAILS:
         raise ValueError(
-            f"tail={tail!r} is unknown: the items left over at an epoch's end would have no rule.\n"
+            f"tail={short(tail)} is unknown: the items left over at an epoch's end would have no rule.\n"
             'Fix: tail="uneven" (every item once), "drop" (leave them out) or "pad" (repeat the first ones)'
         )
 
@@ -76,12 +78,12 @@ class Plan:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        require_int("num_items", self.num_items, at_least=0)
-        require_int("global_batch_size", self.global_batch_size, at_least=1)
-        require_int("shards", self.shards, at_least=1)
-        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
-            raise ValueError(f"seed={self.seed!r}: an integer is needed, or None for dataset order.")
+        for name, least in (("num_items", 0), ("global_batch_size", 1), ("shards", 1)):
+            object.__setattr__(self, name, require_int(name, getattr(self, name), at_least=least))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", require_seed(self.seed))
         require_tail(self.tail)
+        object.__setattr__(self, "shuffle", require_flag("shuffle", self.shuffle))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -104,6 +106,7 @@ class Plan:
 
     def positions(self, epoch: int, step: int, v: int) -> Indices:
         """The positions within the epoch that shard ``v`` takes in ``step``, ascending (padding wraps)."""
+        self._check_step(epoch, step)
         self._check_shard(v)
         start = step * self.global_batch_size
         taken = np.arange(start + v, start + self.count(epoch, step), self.shards, dtype=np.int64)
@@ -123,6 +126,8 @@ class Plan:
 
     def key(self, epoch: int, step: int, v: int, purpose: str) -> int:
         """The random key of what shard ``v`` does in this step for ``purpose``."""
+        for name, number in (("epoch", epoch), ("step", step), ("v", v)):
+            require_int(name, number, at_least=0)
         return derive_key("step", self.seed or 0, epoch, step, v, purpose)
 
     def sample_key(self, epoch: int, position: int, purpose: str = "sample") -> int:
@@ -140,6 +145,9 @@ class Plan:
         ).hexdigest()
 
     def _check_step(self, epoch: int, step: int) -> None:
+        for name, number in (("epoch", epoch), ("step", step)):
+            if type(number) is not int:
+                require_int(name, number, at_least=0)
         if epoch < 0 or not 0 <= step < self.steps_per_epoch:
             raise ValueError(
                 f"epoch {epoch}, step {step}: an epoch has steps 0 to {self.steps_per_epoch - 1} "
@@ -147,6 +155,8 @@ class Plan:
             )
 
     def _check_shard(self, v: int) -> None:
+        if type(v) is not int:
+            require_int("v", v, at_least=0)
         if not 0 <= v < self.shards:
             raise ValueError(f"shard {v}: there are shards 0 to {self.shards - 1}.")
 
@@ -172,7 +182,8 @@ class Progress:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            require_int(field.name, getattr(self, field.name), at_least=0)
+            number = require_int(field.name, getattr(self, field.name), at_least=0)
+            object.__setattr__(self, field.name, number)
 
     def to_dict(self) -> dict[str, int]:
         """As plain integers, for a checkpoint."""
@@ -185,6 +196,10 @@ class Progress:
         Raises:
             ValueError: A field is missing, or not a number of at least 0.
         """
+        if not isinstance(values, Mapping):
+            raise ValueError(
+                f"progress={short(values)} is no mapping.\nFix: what Progress.to_dict() returned"
+            )
         missing = [field.name for field in fields(cls) if field.name not in values]
         if missing:
             raise ValueError(

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from phalanx.dist.arguments import short
+
 
 def choose_device(local_rank: int, ranks_here: int, backend: str | None, device: str | None) -> torch.device:
     """This rank's device; never a modulo, which would put several ranks on one GPU without a word."""
@@ -36,6 +38,27 @@ def choose_device(local_rank: int, ranks_here: int, backend: str | None, device:
         "There are more ranks than GPUs with nccl: two ranks on one GPU are refused by NCCL, or run out of memory.\n"
         f"Fix: phalanx run --nproc-per-node={count}, or init_world(device='cpu')"
     )
+
+
+def named_device(device: object, default: torch.device) -> torch.device:
+    """The device an argument names, ``default`` for None.
+
+    Raises:
+        ValueError: There is none of that name here.
+    """
+    if device is None:
+        return default
+    try:
+        if not isinstance(device, (str, torch.device, int)) or isinstance(device, bool):
+            raise TypeError(f"{type(device).__name__} names none")
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, TypeError, AssertionError, ImportError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"device={short(device)}: no device here ({reason}).\nFix: leave it out for the world's, {default}"
+        ) from error
+    return place
 
 
 def _take_own_instance(local_rank: int, ranks_here: int) -> bool:

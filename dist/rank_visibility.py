@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from phalanx.dist.arguments import require_int, short
 from phalanx.dist.gpus import Gpu
 from phalanx.dist.visibility import (
     VARIABLE,
@@ -40,8 +41,12 @@ def visible_devices_per_rank(
         ValueError: ``local_world_size`` is no such number.
         InvalidVisibleDevices: There are more ranks than instances, or one is named twice or unknown.
     """
-    if not isinstance(local_world_size, int) or isinstance(local_world_size, bool) or local_world_size < 1:
-        raise ValueError(f"local_world_size={local_world_size!r}: a number of ranks is 1 or more")
+    try:
+        local_world_size = require_int("local_world_size", local_world_size, at_least=1)
+    except ValueError:
+        raise ValueError(
+            f"local_world_size={short(local_world_size)}: a number of ranks is 1 or more.\nFix: the ranks of this node"
+        ) from None
     value = read_environ(environ).get(VARIABLE, "")
     entries = entries_of(value)
     if not all(entry.startswith("MIG-") for entry in entries):

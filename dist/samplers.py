@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from phalanx.dist.arguments import require_flag, require_int
 from phalanx.dist.epoch_sampler import PositionSampler
 from phalanx.dist.permutation import Indices
-from phalanx.dist.plan import Tail, epoch_order, require_int
+from phalanx.dist.plan import Tail, epoch_order
 
 
 class ShardSampler(PositionSampler):
@@ -54,14 +55,14 @@ class ShardSampler(PositionSampler):
         seed: int | None = 0,
         tail: Tail = "uneven",
     ) -> None:
-        if hasattr(num_items, "__len__"):
+        if hasattr(num_items, "__len__") and not hasattr(num_items, "dtype"):
             raise ValueError(
                 f"num_items is a {type(num_items).__name__}, a number is needed.\nFix: ShardSampler(len(dataset), ...)"
             )
-        require_int("num_items", num_items, at_least=0)
+        num_items = require_int("num_items", num_items, at_least=0)
         super().__init__(num_items, rank, world_size, seed=seed, tail=tail)
-        self.num_items = int(num_items)
-        self.shuffle = shuffle
+        self.num_items = num_items
+        self.shuffle = require_flag("shuffle", shuffle)
 
     def indices_at(self, epoch: int, positions: Indices) -> Indices:
         """The dataset indices at these positions of an epoch, whichever rank they belong to."""

@@ -11,6 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from phalanx.dist.arguments import require_flag, require_int, short
+
+MOST_CLASSES = (
+    1 << 31
+)  # a weight for each has to fit into memory; labels beyond are something else, such as hashes
+
 _logger = logging.getLogger(__name__)
 _said: set[bool] = set()
 
@@ -39,12 +45,14 @@ def seed_everything(seed: int, *, deterministic: bool = False) -> int:
     Raises:
         ValueError: ``seed`` is no integer or out of range.
     """
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 32:
+    try:
+        seed = require_int("seed", seed, at_least=0, at_most=(1 << 32) - 1)
+    except ValueError:
         raise ValueError(
-            f"seed={seed!r}: an integer from 0 to 2**32 - 1 is needed, since numpy takes no other.\n"
+            f"seed={short(seed)}: an integer from 0 to 2**32 - 1 is needed, since numpy takes no other.\n"
             "Fix: seed_everything(0)"
-        )
-    seed = int(seed)
+        ) from None
+    deterministic = require_flag("deterministic", deterministic)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)  # every device: those of CUDA when, and if, it is initialised
@@ -102,17 +110,26 @@ def class_weights(
     Raises:
         ValueError: No target, a target that is negative, no integer, or not below ``num_classes``.
     """
-    labels = torch.as_tensor(targets).detach().cpu().reshape(-1)
-    if labels.numel() == 0 or labels.is_floating_point() or labels.is_complex():
+    if num_classes is not None:
+        num_classes = require_int("num_classes", num_classes, at_least=1, at_most=MOST_CLASSES)
+    try:
+        labels = torch.as_tensor(targets).detach().cpu().reshape(-1)
+    except (TypeError, ValueError, RuntimeError):
         raise ValueError(
-            f"class_weights() needs the class of each sample as integers, got {labels.numel()} {labels.dtype}."
+            f"targets={short(targets)}: class_weights() needs the class of each sample as integers.\n"
+            "Fix: a list, an array or a tensor of them"
+        ) from None
+    if labels.numel() == 0 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"targets={short(targets)}: class_weights() needs the class of each sample as integers, got "
+            f"{labels.numel()} {labels.dtype}.\nFix: targets.long()"
         )
     labels = labels.long()
     lowest, highest = int(labels.min()), int(labels.max())
-    if lowest < 0 or (num_classes is not None and highest >= num_classes):
+    if lowest < 0 or highest >= (num_classes or MOST_CLASSES):
         raise ValueError(
             f"class_weights(): targets go from {lowest} to {highest}, classes from 0"
-            + (f" to {num_classes - 1}." if num_classes is not None else " up.")
+            + f" to {(num_classes or MOST_CLASSES) - 1}."
         )
     counts = torch.bincount(labels, minlength=num_classes or 0).double()
     present = counts > 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from phalanx.dist.arguments import require_path
 from phalanx.dist.checkpoint_errors import OptimizerMismatchError
 from phalanx.dist.checkpoint_sources import Source, read_source
 from phalanx.dist.key_rewrites import AVERAGED_ENTRIES, LIVE_ENTRIES
@@ -51,7 +50,7 @@ class StartingPoint:
 
 def is_there(source: Source) -> bool:
     """False for a path at which there is nothing."""
-    return isinstance(source, Mapping) or Path(os.fspath(source)).exists()
+    return isinstance(source, Mapping) or require_path("else_from", source).exists()
 
 
 def read_starting_point(source: Source) -> StartingPoint:

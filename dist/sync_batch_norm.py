@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from phalanx.dist.arguments import require_module, short
 
 __all__ = ["SyncBatchNorm", "convert_sync_batchnorm", "revert_sync_batchnorm"]
 
@@ -163,19 +166,43 @@ def convert_sync_batchnorm(model: nn.Module, loader: Any = None) -> nn.Module:
 
     Returns:
         The model, or what it was turned into.
+
+    Raises:
+        ValueError: ``model`` is no module, or ``loader`` does not tell how many samples a rank has.
     """
-    if isinstance(model, SyncBatchNorm):
-        model.counts = _Counts(loader) if loader is not None else model.counts
-        return model
-    if _is_batch_norm(model):
-        converted = SyncBatchNorm.__new__(SyncBatchNorm)
-        converted.__dict__.update(model.__dict__)
-        converted.counts = _Counts(loader)
-        converted.origin = cast("type[_BatchNorm]", type(model))
-        return converted
-    for name, child in model.named_children():
-        setattr(model, name, convert_sync_batchnorm(child, loader))
-    return model
+    require_module("model", model)
+    if loader is not None and not (hasattr(loader, "training") and hasattr(loader, "local_count")):
+        raise ValueError(
+            f"loader={short(loader)} does not tell how many samples a batch has here.\n"
+            "Fix: the ShardLoader of the training data, or leave it out"
+        )
+    return _replace_all(model, lambda module: _synchronised(module, loader), {})
+
+
+def _synchronised(module: nn.Module, loader: Any) -> nn.Module:
+    if isinstance(module, SyncBatchNorm):
+        module.counts = _Counts(loader) if loader is not None else module.counts
+        return module
+    if not _is_batch_norm(module):
+        return module
+    converted = SyncBatchNorm.__new__(SyncBatchNorm)
+    converted.__dict__.update(module.__dict__)
+    converted.counts = _Counts(loader)
+    converted.origin = cast("type[_BatchNorm]", type(module))
+    return converted
+
+
+def _replace_all(
+    module: nn.Module, replacement: Callable[[nn.Module], nn.Module], done: dict[int, nn.Module]
+) -> nn.Module:
+    """``module`` with every module in it replaced, in place; one that stands under two names by one and the same."""
+    if id(module) not in done:
+        done[id(module)] = module  # while its children are gone through: a circle ends here
+        for name, child in module._modules.items():
+            if child is not None:
+                module._modules[name] = _replace_all(child, replacement, done)
+        done[id(module)] = replacement(module)
+    return done[id(module)]
 
 
 def revert_sync_batchnorm(model: nn.Module) -> nn.Module:
@@ -193,18 +220,24 @@ def revert_sync_batchnorm(model: nn.Module) -> nn.Module:
 
     Returns:
         The model, or what it was turned into.
+
+    Raises:
+        ValueError: ``model`` is no module.
     """
-    if isinstance(model, (SyncBatchNorm, nn.SyncBatchNorm)):
-        origin = model.origin if isinstance(model, SyncBatchNorm) else None
-        kind: Any = PlainBatchNorm if origin is None or issubclass(origin, nn.SyncBatchNorm) else origin
-        plain = kind.__new__(kind)
-        plain.__dict__.update(model.__dict__)
-        for name in ("counts", "origin", "process_group"):
-            plain.__dict__.pop(name, None)
-        return cast("nn.Module", plain)
-    for name, child in model.named_children():
-        setattr(model, name, revert_sync_batchnorm(child))
-    return model
+    require_module("model", model)
+    return _replace_all(model, _plain, {})
+
+
+def _plain(module: nn.Module) -> nn.Module:
+    if not isinstance(module, (SyncBatchNorm, nn.SyncBatchNorm)):
+        return module
+    origin = module.origin if isinstance(module, SyncBatchNorm) else None
+    kind: Any = PlainBatchNorm if origin is None or issubclass(origin, nn.SyncBatchNorm) else origin
+    plain = kind.__new__(kind)
+    plain.__dict__.update(module.__dict__)
+    for name in ("counts", "origin", "process_group"):
+        plain.__dict__.pop(name, None)
+    return cast("nn.Module", plain)
 
 
 class PlainBatchNorm(_BatchNorm):

@@ -15,8 +15,10 @@ from phalanx.dist.augment import Transform, augment_batch, check_transforms
 from phalanx.dist.batches import BatchQueue
 from phalanx.dist.keys import derive_key
 from phalanx.dist.loaders import ShardLoader
+from phalanx.dist.membership import check_world
 from phalanx.dist.permutation import Indices
 from phalanx.dist.plan import Tail
+from phalanx.dist.rank_device import named_device
 
 if TYPE_CHECKING:
     from phalanx.dist.world import World
@@ -92,11 +94,13 @@ class TensorLoader(ShardLoader):
         self.augment = check_transforms(augment) if augment is not None else ()
         if self.augment:  # tried on one sample, so that what does not fit is known before the first step
             augment_batch(tensors[0][:1], self.augment, key=0, positions=np.arange(min(1, len(tensors[0]))))
+        check_world(world)
         if world is None:
             from phalanx.dist.world import world_or_single
 
             world = world_or_single()
-        self.tensors = tuple(tensor.detach().to(device or world.device) for tensor in tensors)
+        place = named_device(device, world.device)
+        self.tensors = tuple(tensor.detach().to(place) for tensor in tensors)
         super().__init__(
             TensorDataset(*self.tensors),
             global_batch_size=global_batch_size,

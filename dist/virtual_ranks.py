@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from phalanx.dist.plan import require_int
+from phalanx.dist.arguments import require_int
+
+MOST_VIRTUAL_RANKS = 1 << 16  # a rank loops over those that it plays
 
 
 def world_sizes(virtual_ranks: int) -> list[int]:
@@ -17,7 +19,7 @@ def world_sizes(virtual_ranks: int) -> list[int]:
     Raises:
         ValueError: ``virtual_ranks`` is no integer of at least 1.
     """
-    require_int("virtual_ranks", virtual_ranks, at_least=1)
+    virtual_ranks = require_int("virtual_ranks", virtual_ranks, at_least=1, at_most=MOST_VIRTUAL_RANKS)
     sizes, size = {1}, virtual_ranks
     while True:
         sizes.add(size)

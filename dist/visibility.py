@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from phalanx.dist.arguments import require_int, short
 from phalanx.dist.gpus import Gpu, nvml_inventory
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+MOST_GPUS = 4096  # of one node; more is a slip, such as bytes of memory
 
 
 class InvalidVisibleDevices(ValueError):
@@ -50,7 +52,8 @@ class VisibleDevices:
         Raises:
             InvalidVisibleDevices: There is no such device, or its number cannot be told.
         """
-        if not isinstance(logical, int) or not 0 <= logical < len(self.physical):
+        logical = _index("logical", logical)
+        if not 0 <= logical < len(self.physical):
             raise InvalidVisibleDevices(
                 f"cuda:{logical} does not exist: {self._table()}.\nFix: use an index below {len(self)}, or change {VARIABLE}"
             )
@@ -71,6 +74,7 @@ class VisibleDevices:
         Raises:
             InvalidVisibleDevices: It is not visible, or numbers cannot be told.
         """
+        physical = _index("physical", physical)
         if physical in self.physical:
             return self.physical.index(physical)
         doubt = " (some numbers cannot be told)" if None in self.physical else ""
@@ -157,14 +161,18 @@ def listed_inventory(inventory: int | Sequence[Gpu] | None) -> list[Gpu] | None:
     """The GPUs by number; None where nobody can say."""
     if inventory is None:
         return nvml_inventory()
-    if isinstance(inventory, int) and not isinstance(inventory, bool):
-        if inventory < 0:
-            raise ValueError(f"inventory={inventory}: a number of GPUs is 0 or more")
-        return [Gpu(index) for index in range(inventory)]
     is_list = isinstance(inventory, Sequence) and not isinstance(inventory, (str, bytes))
+    if hasattr(inventory, "__index__") and not isinstance(inventory, bool):
+        try:
+            count = require_int("inventory", inventory, at_least=0, at_most=MOST_GPUS)
+        except ValueError:
+            raise ValueError(
+                f"inventory={short(inventory)}: a number of GPUs is 0 or more, up to {MOST_GPUS}.\nFix: 4, or None for NVML"
+            ) from None
+        return [Gpu(index) for index in range(count)]
     if not is_list or not all(isinstance(gpu, Gpu) for gpu in inventory):  # type: ignore[union-attr]
         raise ValueError(
-            f"inventory={inventory!r}: neither a number of GPUs nor a list of Gpu.\nFix: 4, [Gpu(0, uuid), ...], or None for NVML"
+            f"inventory={short(inventory)}: neither a number of GPUs nor a list of Gpu.\nFix: 4, [Gpu(0, uuid), ...], or None for NVML"
         )
     listed = sorted(inventory, key=lambda gpu: gpu.index)  # type: ignore[arg-type]
     if [gpu.index for gpu in listed] != list(range(len(listed))):
@@ -172,6 +180,15 @@ def listed_inventory(inventory: int | Sequence[Gpu] | None) -> list[Gpu] | None:
             f"inventory has the numbers {[gpu.index for gpu in listed]}: all GPUs of the node are wanted, 0 and up, each once"
         )
     return listed
+
+
+def _index(name: str, value: int) -> int:
+    try:
+        return require_int(name, value, at_least=-MOST_GPUS)
+    except ValueError:
+        raise InvalidVisibleDevices(
+            f"{name}={short(value)} is no number of a GPU.\nFix: an integer, 0 for the first"
+        ) from None
 
 
 def read_environ(environ: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -184,7 +201,7 @@ def read_environ(environ: Mapping[str, str] | None) -> Mapping[str, str]:
         return os.environ
     if not isinstance(environ, Mapping) or not isinstance(environ.get(VARIABLE, ""), str):
         raise ValueError(
-            f"environ: a mapping such as {{{VARIABLE!r}: '0,1'}}, of text to text, was expected, not {environ!r}"
+            f"environ: a mapping such as {{{VARIABLE!r}: '0,1'}}, of text to text, was expected, not {short(environ)}"
         )
     return environ
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from phalanx.dist.arguments import require_flag, require_int, short
 from phalanx.dist.epoch_sampler import PositionSampler
 from phalanx.dist.keys import derive_key
 from phalanx.dist.permutation import Indices, Words, mix_words
-from phalanx.dist.plan import Tail, require_int
+from phalanx.dist.plan import Tail
 
 Floats = npt.NDArray[np.float64]
 
@@ -79,16 +80,15 @@ class WeightedShardSampler(PositionSampler):
         tail: Tail = "uneven",
     ) -> None:
         values = read_weights(weights)
+        replacement = require_flag("replacement", replacement)
         if num_samples is None:
             num_samples = values.size if replacement else int(np.count_nonzero(values))
-        require_int("num_samples", num_samples, at_least=1)
-        if not isinstance(replacement, (bool, np.bool_)):
-            raise ValueError(f"replacement={replacement!r}: True or False is needed.")
+        num_samples = require_int("num_samples", num_samples, at_least=1)
         if seed is None:
             raise ValueError("seed=None: draws need a seed, the same on every rank.\nFix: seed=0")
         super().__init__(num_samples, rank, world_size, seed=seed, tail=tail)
-        self.num_samples = int(num_samples)
-        self.replacement = bool(replacement)
+        self.num_samples = num_samples
+        self.replacement = replacement
         self.num_items = values.size
         self._draws: _Draws
         if replacement:
@@ -232,6 +232,8 @@ def read_weights(weights: Any) -> Floats:
         weights = weights.detach().cpu()
         weights = (weights.double() if weights.is_floating_point() else weights).numpy()
     try:
+        if isinstance(weights, str | bytes):
+            raise TypeError("text")
         array = np.asarray(weights)
         if array.dtype.kind not in "fiub":
             array = np.asarray(list(weights))
@@ -240,7 +242,7 @@ def read_weights(weights: Any) -> Floats:
         values = array.astype(np.float64, copy=False)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"weights={_short(weights)} are no numbers ({error}): how often to draw each item would be unknown.\n"
+            f"weights={short(weights)} are no numbers ({error}): how often to draw each item would be unknown.\n"
             "Fix: one number of at least 0 for each item"
         ) from None
     if values.ndim != 1:
@@ -271,11 +273,6 @@ def _check_enough(weights: Floats, num_samples: int) -> None:
             f"num_samples={num_samples} without replacement: only {nonzero} of {weights.size} weights are above 0, "
             f"each of those items is drawn once at most.\nFix: num_samples={nonzero}, or replacement=True"
         )
-
-
-def _short(value: Any) -> str:
-    words = repr(value)
-    return words if len(words) <= 60 else words[:57] + "..."
 
 
 def _sum_exponent(weights: Floats) -> int:

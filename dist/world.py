@@ -16,8 +16,16 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from phalanx.dist.arguments import require_real, short
 from phalanx.dist.collective_audit import start_first_audit
-from phalanx.dist.collectives import RankZeroFailed, all_reduce_sum, barrier, gather_objects, rank_zero_first
+from phalanx.dist.collectives import (
+    MOST_S,
+    RankZeroFailed,
+    all_reduce_sum,
+    barrier,
+    gather_objects,
+    rank_zero_first,
+)
 from phalanx.dist.environments import RankEnvironment, detect
 from phalanx.dist.membership import (
     Membership,
@@ -52,6 +60,7 @@ from phalanx.dist.rendezvous import (
     wait_for_ranks,
 )
 from phalanx.dist.step_recorder import record_if_asked
+from phalanx.dist.worker_audit import watch_workers
 
 __all__ = [
     "RankZeroFailed",
@@ -105,14 +114,14 @@ def init_world(
         RanksMissing: Ranks did not arrive within ``timeout_s``; the message names them.
         RendezvousError: The port is taken, or rank 0 cannot be reached.
     """
-    if device not in (None, "cpu", "cuda"):
+    if not (device is None or (isinstance(device, str) and device in ("cpu", "cuda"))):
         raise ValueError(
-            f"device={device!r}: say 'cpu' or 'cuda'.\n"
+            f"device={short(device)}: say 'cpu' or 'cuda'.\n"
             "Which GPU follows from the local rank; two ranks told the same one would share it.\n"
             "Fix: init_world(device='cuda'), and choose GPUs with `phalanx run --gpus` or CUDA_VISIBLE_DEVICES"
         )
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s={timeout_s}: it must be more than 0 seconds")
+    timeout_s = require_real("timeout_s", timeout_s, above=0, at_most=MOST_S, fix="seconds, such as 600")
+    _check_backend(backend)
     record_if_asked()
     known = membership_in_force()
     if known is not None:
@@ -123,6 +132,7 @@ def init_world(
         _refuse_other_backend(world, backend, device)
         start_first_audit()
         watch_orders()
+        watch_workers()
         return world
     found = detect()
     joined = (
@@ -133,9 +143,23 @@ def init_world(
     world = enter(joined).world
     start_first_audit()
     watch_orders()
+    watch_workers()
     warn_of_late_threads()
     logger.info("%s", describe(world))
     return world
+
+
+def _check_backend(backend: str | None) -> None:
+    if backend is None:
+        return
+    known = {*dist.Backend.backend_list} - {"undefined"}
+    parts = backend_pairs(backend) if isinstance(backend, str) else []
+    unknown = [name for _, name in parts if name not in known]
+    if not parts or unknown:
+        raise ValueError(
+            f"backend={short(backend)}: torch has no such backend.\n"
+            "Fix: leave it out, or 'gloo', 'nccl', 'cpu:gloo,cuda:nccl'"
+        )
 
 
 def describe(world: World) -> str:

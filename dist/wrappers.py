@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from phalanx.dist.arguments import require_module
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -66,10 +68,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: ``model`` is no module.
     """
-    if isinstance(model, type) or not hasattr(model, "_modules"):
-        raise ValueError(
-            f"unwrap({model!r}): no module.\nFix: pass the model itself, an object of a class of torch.nn.Module"
-        )
+    require_module("model", model)
     while (component := wrapped_component(model)) is not None:
         inner = model._modules[component]
         assert inner is not None

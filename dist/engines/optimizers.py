@@ -14,8 +14,8 @@ def ready_optimizer(model: nn.Module, optimizer: Optimizer | MakeOptimizer | Non
     """The optimizer over the model's own parameters.
 
     Raises:
-        ValueError: It has state, or parameters that are not the model's: steps would change nothing.
-        TypeError: It is no optimizer, nor a function that returns one.
+        ValueError: It has state, or parameters that are not the model's: steps would change nothing; or it is no optimizer,
+            nor a function that returns one.
     """
     made = optimizer if isinstance(optimizer, Optimizer) else None
     if optimizer is None and not any(param.requires_grad for param in model.parameters()):
@@ -26,10 +26,10 @@ def ready_optimizer(model: nn.Module, optimizer: Optimizer | MakeOptimizer | Non
             "Fix: pass a fresh one, or its class (some, as Adagrad, begin with state); CheckpointManager.restore() puts a "
             "saved state in"
         )
-    if made is None and optimizer is not None and callable(optimizer):
+    if made is None and optimizer is not None and callable(optimizer) and not _is_module(optimizer):
         made = optimizer(model.parameters())
     if not isinstance(made, Optimizer):
-        raise TypeError(
+        raise ValueError(
             f"parallelize: {type(optimizer).__name__} is no optimizer and no function that returns one.\n"
             "Fix: pass Adam(model.parameters()), or Adam itself"
         )
@@ -43,6 +43,10 @@ def ready_optimizer(model: nn.Module, optimizer: Optimizer | MakeOptimizer | Non
             "Fix: build the optimizer from this model's parameters, or pass a function such as Adam"
         )
     return made
+
+
+def _is_module(value: object) -> bool:
+    return isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module))
 
 
 def point_at(optimizer: Optimizer, successors: Mapping[nn.Parameter, nn.Parameter]) -> None:

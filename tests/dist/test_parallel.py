@@ -300,7 +300,7 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
     used.step()
     with pytest.raises(ValueError, match="has state already"):
         parallelize(net, used)
-    with pytest.raises(TypeError, match="str is no optimizer"):
+    with pytest.raises(ValueError, match="str is no optimizer"):
         parallelize(net, "adam")  # type: ignore[type-var]
 
 
@@ -415,7 +415,7 @@ def test_a_frozen_model_is_not_wrapped_but_equal(run_ranks: RankRunner) -> None:
     assert first == second
     assert first[0] is True
     assert first[2] == [1.0, 1.0]
-    with pytest.raises(TypeError, match="NoneType is no optimizer"):
+    with pytest.raises(ValueError, match="NoneType is no optimizer"):
         parallelize(_net(), None)
 
 
