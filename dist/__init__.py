@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from phalanx.dist.loaders import ShardLoader as ShardLoader
     from phalanx.dist.metrics import Accuracy as Accuracy
     from phalanx.dist.metrics import Mean as Mean
+    from phalanx.dist.numerics import NumericsWarning as NumericsWarning
     from phalanx.dist.parallel import parallelize as parallelize
     from phalanx.dist.plan import Plan as Plan
     from phalanx.dist.plan import Progress as Progress
@@ -69,6 +70,7 @@ _HOME = {
     "Match": "state_dict",
     "Mean": "metrics",
     "Normalize": "augment",
+    "NumericsWarning": "numerics",
     "Plan": "plan",
     "Progress": "plan",
     "RandAugment": "augment_policies",
@@ -120,6 +122,7 @@ __all__ = [
     "Match",
     "Mean",
     "Normalize",
+    "NumericsWarning",
     "Plan",
     "Progress",
     "RandAugment",

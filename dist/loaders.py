@@ -27,6 +27,7 @@ from phalanx.dist.permutation import Indices
 from phalanx.dist.plan import Plan, Progress, Tail, require_int
 from phalanx.dist.transfer import move_ahead
 from phalanx.dist.virtual_ranks import virtual_range
+from phalanx.dist.worker_audit import watch_workers
 
 if TYPE_CHECKING:
     from phalanx.dist.world import World
@@ -325,6 +326,7 @@ class ShardLoader:
         if options.get("num_workers", 0):
             options.setdefault("persistent_workers", True)
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
+        watch_workers()
         # A generator of its own: DataLoader would draw its workers' seed from the global one.
         return DataLoader(self._keyed, batch_sampler=self._queue, generator=self._generator, **options)  # type: ignore[arg-type]
 

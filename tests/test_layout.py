@@ -134,7 +134,7 @@ def test_every_public_name_loads_and_the_list_is_sorted(area: str) -> None:
 
 PUBLIC = {
     "phalanx.dist": """Accuracy CheckpointManager Cutout Engine Gpu HorizontalFlip LengthBucketSampler Match Mean
-        Normalize Plan Progress RandAugment RandomCrop Restored ShardBatchSampler ShardLoader
+        Normalize NumericsWarning Plan Progress RandAugment RandomCrop Restored ShardBatchSampler ShardLoader
         ShardSampler Shift StepInfo TensorLoader TrivialAugment VisibleDevices
         WeightedShardSampler World all_reduce_sum audit_collectives augment_batch
         barrier bisect_divergence canonical_keys

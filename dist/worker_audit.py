@@ -1,0 +1,311 @@
+"""Do loader workers, ranks and epochs draw random numbers apart from each other?
+
+torch seeds its workers apart. A ``worker_init_fn`` that seeds each with one constant undoes that, and a generator that
+the dataset holds is copied into each worker as it stands: all of them then augment with the same numbers. So do ranks
+that were seeded alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+from torch.utils.data import _utils as torch_data
+
+from phalanx.dist.batches import BatchQueue, KeyedDataset
+from phalanx.dist.epochs import nested_parts
+from phalanx.dist.membership import membership_in_force
+from phalanx.dist.random_streams import Stream, global_streams, own_streams
+
+#: (generator, where it stood before the first batch, and after it): who has the same draws the same numbers. After
+#: counts as well, since a dataset may reseed its generator for each sample, and stands at one place before.
+Draw = tuple[str, str, str]
+
+_SLOT = 2048  # bytes for a worker's report
+_SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+_passes: weakref.WeakKeyDictionary[Any, list[dict[int, list[Draw]]]] = weakref.WeakKeyDictionary()
+
+
+def watch_workers() -> None:
+    """Warn, once for each DataLoader, when workers, ranks or epochs draw the same random numbers.
+
+    `init_world` calls it, and `ShardLoader`. Looked at is the first batch of each worker in the first two passes: about
+    0.2 ms of each worker's start, nothing afterwards.
+    """
+    original = getattr(DataLoader, "_get_iterator", None)
+    if original is None or getattr(original, "watched_by_phalanx", False):
+        return
+
+    @functools.wraps(original)
+    def watched(self: DataLoader[Any]) -> Any:
+        passes = _passes.setdefault(self, [])
+        if len(passes) >= 2:
+            return original(self)
+        return _watch_ranks(self, original) if self.num_workers == 0 else _watch_workers(self, original)
+
+    watched.watched_by_phalanx = True  # type: ignore[attr-defined]
+    DataLoader._get_iterator = watched  # type: ignore[method-assign]
+
+
+def _watch_ranks(loader: DataLoader[Any], make: Callable[[Any], Any]) -> Any:
+    """Without workers: only other ranks can have the same numbers."""
+    iterator = make(loader)
+    current = membership_in_force()
+    fetcher = getattr(iterator, "_dataset_fetcher", None)
+    if current is None or current.world.world_size == 1 or fetcher is None or _passes[loader]:
+        return iterator
+    _passes[loader].append({})
+    dataset, keyed = loader.dataset, isinstance(loader.dataset, KeyedDataset)
+    streams = _streams(
+        dataset.dataset if isinstance(dataset, KeyedDataset) else dataset, loader.collate_fn, keyed
+    )
+    kind, known = type(fetcher), weakref.ref(loader)
+
+    def first(indices: Any) -> Any:
+        del fetcher.fetch
+        return _noting(
+            streams, lambda: kind.fetch(fetcher, indices), lambda drawn: _judge_ranks(known(), {0: drawn})
+        )
+
+    fetcher.fetch = first
+    return iterator
+
+
+def _watch_workers(loader: DataLoader[Any], make: Callable[[Any], Any]) -> Any:
+    try:
+        board = _Board(loader.num_workers)
+    except OSError:  # no shared memory: the workers will say so better
+        return make(loader)
+    given = loader.worker_init_fn
+    loader.worker_init_fn = _Reporting(
+        given, board, loader.collate_fn, isinstance(loader.dataset, KeyedDataset)
+    )
+    try:
+        iterator = make(loader)
+    finally:
+        loader.worker_init_fn = given
+    known = weakref.ref(loader)
+    _after_batches(iterator, loader.num_workers, lambda: _judge(known(), board.read()))
+    return iterator
+
+
+def _after_batches(iterator: Any, count: int, then: Callable[[], None]) -> None:
+    """Call ``then`` once ``count`` batches have come: batches come from the workers in turn."""
+    kind, known = type(iterator), weakref.ref(iterator)  # a cycle would keep workers that nobody waits for
+    left = count
+
+    def counted() -> Any:
+        nonlocal left
+        here = known()
+        left -= 1
+        try:
+            return kind._next_data(here)
+        except StopIteration:
+            left = 0
+            raise
+        finally:
+            if left <= 0:
+                here.__dict__.pop("_next_data", None)
+                then()
+
+    iterator._next_data = counted
+
+
+class _Board:
+    """A page of memory shared with the workers, on which each leaves its report."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._memory = multiprocessing.RawArray("c", workers * _SLOT)
+
+    def write(self, worker: int, drawn: list[Draw]) -> None:
+        text = json.dumps(drawn).encode()
+        while len(text) > _SLOT:
+            drawn = drawn[:-1]
+            text = json.dumps(drawn).encode()
+        self._memory[worker * _SLOT : worker * _SLOT + len(text)] = text
+
+    def read(self) -> dict[int, list[Draw]]:
+        """The reports of the workers that have left one."""
+        content = self._memory.raw
+        texts = {
+            each: content[each * _SLOT : (each + 1) * _SLOT].rstrip(b"\0") for each in range(self._workers)
+        }
+        return {worker: [tuple(draw) for draw in json.loads(text)] for worker, text in texts.items() if text}
+
+
+class _Reporting:
+    """First call of a worker: the user's own ``worker_init_fn``, then a look at the generators around the first batch."""
+
+    def __init__(
+        self, then: Callable[[int], None] | None, board: _Board, collate_fn: Any, keyed: bool
+    ) -> None:
+        self._then, self._board, self._collate_fn, self._keyed = then, board, collate_fn, keyed
+
+    def __call__(self, worker: int) -> None:
+        if self._then is not None:
+            self._then(worker)
+        info = get_worker_info()
+        assert info is not None
+        streams = _streams(info.dataset, self._collate_fn, self._keyed)
+        fetchers = torch_data.fetch._MapDatasetFetcher, torch_data.fetch._IterableDatasetFetcher
+        originals = {kind: kind.fetch for kind in fetchers}
+
+        def first(fetcher: Any, indices: Any) -> Any:
+            for kind, original in originals.items():
+                kind.fetch = original  # type: ignore[method-assign]
+            return _noting(
+                streams, lambda: fetcher.fetch(indices), lambda drawn: self._board.write(worker, drawn)
+            )
+
+        for kind in fetchers:
+            kind.fetch = first  # type: ignore[method-assign]
+
+
+def _streams(dataset: Any, collate_fn: Any, keyed: bool) -> list[Stream]:
+    """The generators to look at; ShardLoader reseeds the global ones for each sample."""
+    own = own_streams({"dataset": dataset, "collate_fn": collate_fn})
+    return own if keyed else [*global_streams(), *own]
+
+
+def _noting(streams: list[Stream], fetch_batch: Callable[[], Any], note: Callable[[list[Draw]], None]) -> Any:
+    before = [stream.position() for stream in streams]
+    batch = fetch_batch()
+    drawn = [(stream.name, then, stream.position()) for stream, then in zip(streams, before, strict=True)]
+    note([draw for draw in drawn if draw[1] != draw[2]])
+    return batch
+
+
+def _judge(loader: DataLoader[Any] | None, reports: dict[int, list[Draw]]) -> None:
+    """Warn of what the workers' first batches have in common with each other's, an earlier pass's, another rank's."""
+    if loader is None:
+        return
+    passes = _passes[loader]
+    earlier = passes[-1] if passes else None
+    passes.append(reports)
+    if earlier is None:
+        alike = _alike(reports)
+        if alike is not None:
+            _warn_of_workers(loader, *alike)
+        else:
+            _judge_ranks(loader, reports)
+    elif _shuffles(loader):
+        known = {draw for drawn in earlier.values() for draw in drawn}
+        again = [draw[0] for drawn in reports.values() for draw in drawn if draw in known]
+        if again and _alike(earlier) is None:
+            _warn_of_passes(loader, again[0])
+
+
+def _alike(reports: dict[int, list[Draw]]) -> tuple[str, list[int]] | None:
+    """A generator from which several workers have drawn the same, and these workers."""
+    workers_by_draw: dict[Draw, list[int]] = {}
+    for worker, drawn in reports.items():
+        for draw in drawn:
+            workers_by_draw.setdefault(draw, []).append(worker)
+    groups = [(draw[0], workers) for draw, workers in workers_by_draw.items() if len(workers) > 1]
+    return max(groups, key=lambda group: len(group[1]), default=None)
+
+
+def _judge_ranks(loader: DataLoader[Any] | None, reports: dict[int, list[Draw]]) -> None:
+    """Warn when another rank has drawn the same. Nobody waits: each draw is noted in the store by who comes first."""
+    current = membership_in_force()
+    if loader is None or current is None or current.store is None or current.world.world_size == 1:
+        return
+    mine = str(current.world.rank)
+    for drawn in reports.values():
+        for draw in drawn:
+            first = mine
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # the store has gone with rank 0
+                first = current.store.compare_set("draws/" + "/".join(draw), "", mine).decode()
+            if first != mine:
+                _warn_of_ranks(loader, draw[0], int(mine), int(first))
+                return
+
+
+def _shuffles(loader: DataLoader[Any]) -> bool:
+    """Whether it trains: an evaluation may want the same numbers in each pass."""
+    return any(
+        isinstance(part, _SHUFFLING)
+        or bool(getattr(part, "shuffle", False))
+        or (isinstance(part, BatchQueue) and part.share is not None and part.share.stand_ins)
+        for part in nested_parts(loader, datasets=False)
+    )
+
+
+def _name(loader: DataLoader[Any]) -> str:
+    return "ShardLoader" if isinstance(loader.dataset, KeyedDataset) else "DataLoader"
+
+
+def _is_global(name: str) -> bool:
+    return name in [stream.name for stream in global_streams()]
+
+
+def _warn_of_workers(loader: DataLoader[Any], name: str, workers: list[int]) -> None:
+    numbers = ", ".join(map(str, workers))
+    if _is_global(name):
+        why = f"worker_init_fn ({_words(loader.worker_init_fn)}) seeds them alike"
+        fix = "leave the seeding out, torch has seeded each worker apart; or seed with torch.initial_seed() % 2**32"
+    else:
+        why = "each has a copy of that generator"
+        fix = _draw_elsewhere(loader)
+    _warn(f"{_name(loader)}: workers {numbers} draw the same random numbers from {name}: {why}. Fix: {fix}")
+
+
+def _warn_of_passes(loader: DataLoader[Any], name: str) -> None:
+    if _is_global(name):
+        why = "whoever seeds the workers does so with the same seed for each epoch"
+        fix = "leave the seeding of workers out: torch seeds them anew for each epoch"
+    else:
+        why = "each epoch's workers start with a copy of that generator as it stands in this process"
+        fix = _draw_elsewhere(loader)
+    _warn(
+        f"{_name(loader)}: this epoch draws the same random numbers from {name} as the last one: {why}. Fix: {fix}"
+    )
+
+
+def _warn_of_ranks(loader: DataLoader[Any], name: str, rank: int, other: int) -> None:
+    if _is_global(name):
+        fix = (
+            "after the model is built, seed_everything(seed + rank) on each rank; or ShardLoader, which seeds each sample by "
+            "its position"
+        )
+    else:
+        fix = _draw_elsewhere(loader)
+    _warn(
+        f"{_name(loader)}: rank {rank} draws the same random numbers from {name} as rank {other}: they were seeded alike, and "
+        f"change their samples in the same ways. Fix: {fix}"
+    )
+
+
+def _draw_elsewhere(loader: DataLoader[Any]) -> str:
+    if isinstance(loader.dataset, KeyedDataset):
+        return (
+            "draw from the global generators (torch.rand, random.random, np.random.rand), which ShardLoader reseeds for each "
+            "sample, whichever worker and rank fetches it"
+        )
+    return (
+        "draw from the global generators (torch.rand, random.random, np.random.rand), or make the generator in worker_init_fn "
+        "from torch.initial_seed()"
+    )
+
+
+def _words(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
