@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
+from phalanx.dist.arguments import require_flag, require_mapping, short
 from phalanx.dist.batches import Batch, BatchQueue, KeyedDataset, Share, WorkerInit
 from phalanx.dist.keys import generator_states, reseed, restore_generator_states
 from phalanx.dist.loader_options import (
@@ -21,6 +22,7 @@ from phalanx.dist.loader_options import (
     resolve_batch_sizes,
     samples_of_epoch,
 )
+from phalanx.dist.membership import check_world
 from phalanx.dist.numerics import warn_of_other_bits
 from phalanx.dist.orders import EpochOrders
 from phalanx.dist.permutation import Indices
@@ -113,6 +115,8 @@ class ShardLoader:
     ) -> None:
         check_options(options)
         check_dataset(dataset)
+        shuffle = require_flag("shuffle", shuffle)
+        check_world(world)
         if sampler is not None:
             check_sampler(sampler, shuffle)
         require_int("seed", seed, at_least=-(1 << 63))
@@ -231,6 +235,11 @@ class ShardLoader:
         Raises:
             ValueError: The state was taken within an epoch of other data, seed or batch size.
         """
+        require_mapping("state", state, "what ShardLoader.state_dict() returned")
+        if "progress" not in state:
+            raise ValueError(
+                f"state={short(state)} has no progress.\nFix: what ShardLoader.state_dict() returned"
+            )
         progress, then = Progress.from_dict(state["progress"]), dict(state.get("plan", {}))
         now = self.plan.to_dict()
         differ = [name for name in now if name in then and then[name] != now[name]]
