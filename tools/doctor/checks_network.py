@@ -207,14 +207,16 @@ def check_rendezvous(facts: Facts) -> Iterator[Finding]:
         return
     if network.port_free is False:
         owner = f"held by {network.port_owner}" if network.port_owner else "another process listens there"
-        yield fail(
+        # torchrun's default, which nobody asked for: phalanx run takes another by itself.
+        asked = network.port != 29500 or "MASTER_PORT" in env(facts) or (nodes(facts) or 1) > 1
+        yield (fail if asked else warn)(
             "port-in-use",
             f"rendezvous port {network.port} is taken",
             (owner,),
             (
                 "export MASTER_PORT=0 with torchrun --standalone, or another port: torchrun --master-port 29501",
             ),
-            85,
+            85 if asked else 30,
         )
     address = env(facts).get("MASTER_ADDR")
     if network.master_error:

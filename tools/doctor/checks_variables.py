@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator
 
+from phalanx.dist.gpus import Gpu
 from phalanx.dist.visibility import InvalidVisibleDevices, visible_devices
 from phalanx.tools.doctor.facts import Facts
 from phalanx.tools.doctor.findings import Finding
@@ -86,9 +87,11 @@ def _judge_list(facts: Facts, value: str | None, count: int | None) -> tuple[boo
     ):
         return None
     try:
+        numbers = all(re.fullmatch(r"-?\d+", entry) for entry in entries)
+        listed = _listed(facts)
         seen = (
-            visible_devices({"CUDA_VISIBLE_DEVICES": value}, inventory=count)
-            if all(re.fullmatch(r"-?\d+", entry) for entry in entries)
+            visible_devices({"CUDA_VISIBLE_DEVICES": value}, inventory=count if numbers else listed)
+            if numbers or listed
             else None
         )
     except InvalidVisibleDevices as error:
@@ -112,6 +115,14 @@ def _judge_list(facts: Facts, value: str | None, count: int | None) -> tuple[boo
             *seen.notes[:2],
         )
     return None
+
+
+def _listed(facts: Facts) -> list[Gpu]:
+    """The GPUs by UUID, as the driver compares them; none where one's is not known."""
+    gpus = nvidia_gpus(facts)
+    if not all(gpu.uuid for gpu in gpus):
+        return []
+    return [Gpu(index, uuid=gpu.uuid or "") for index, gpu in enumerate(gpus)]
 
 
 def check_ranks_fit(facts: Facts) -> Finding | None:

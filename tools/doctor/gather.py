@@ -91,6 +91,8 @@ def gather_node(scene: Scene, *, timeout_s: float, probes: Mapping[str, Probe] =
     The start is that of this process: the time that Python took counts.
     """
     left = timeout_s - age_of_this_process_s() - _AFTER_PROBES_S
+    if scene.port is None:
+        scene = dataclasses.replace(scene, port=0)  # which port is free at this moment is a job's matter
     return gather(scene, timeout_s=max(left, 0.1), torch=False, skip=NOT_ON_NODES, probes=probes)
 
 

@@ -123,9 +123,9 @@ def _loopback_works() -> bool:
 
 
 def rendezvous_port(scene: Scene) -> int | None:
-    """The port that the job will use, as far as it was said; None for a number that is none."""
+    """The port that the job will use, torchrun's when nothing was said; None for a number that is none."""
     if scene.port is not None:
-        return scene.port
+        return scene.port or None
     text = scene.environ.get("MASTER_PORT", "").strip()
     if not text:
         return DEFAULT_PORT

@@ -21,7 +21,7 @@ class Scene:
         local_world_size: Ranks on this node, None when nothing was said.
         loader_workers: Loader workers of each rank, None when nothing was said.
         master_addr: Where the ranks meet, from the environment when None.
-        port: The rendezvous port, from the environment when None.
+        port: The rendezvous port, from the environment when None; 0 to look at none.
         command_timeout_s: For each program that a probe asks.
     """
 
