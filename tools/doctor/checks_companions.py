@@ -211,6 +211,8 @@ def check_torchvision_cpu(facts: Facts) -> Finding | None:
         and (symptom_weight(facts, cause) or says(facts, r"\bgpu|cuda"))
     ):
         return fail(cause, title, ("torchvision is a CPU build", *symptom_lines(facts, cause)), fix, 80)
+    if own == "" and torch_cuda(facts) is None and torch_version(facts) is None:
+        return warn(cause, title, ("torchvision is a CPU build",), fix, 47)
     return suspected(facts, cause, title, fix, refuted=bool(own))
 
 

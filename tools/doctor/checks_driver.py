@@ -70,7 +70,7 @@ def check_driver_too_old(facts: Facts) -> Finding | None:
     lagging = _driver_older_than_gpu(facts)
     if lagging is not None:
         return lagging
-    if runs and cuda_works(facts) is not False:
+    if runs and cuda_works(facts) is not False and symptom_weight(facts, "driver-too-old") < 84:
         return fine("driver-too-old", f"the driver runs CUDA {short_cuda(cuda)}", _driver_words(facts))
     wanted = need.version if need else None
     return suspected(
@@ -211,6 +211,14 @@ def check_kernel_module(facts: Facts) -> Iterator[Finding]:
             92,
         )
         return
+    if (
+        platform
+        and platform.secure_boot
+        and not facts.live
+        and cuda_works(facts) is None
+        and has_nvidia_gpu(facts)
+    ):
+        yield warn("kernel-module-not-loaded", title, evidence, fix, 52)
     weak = (
         says(facts, r"found no nvidia driver")
         and has_nvidia_gpu(facts) is not True

@@ -72,10 +72,10 @@ def _read(draft: Draft, name: str, value: Any, depth: int) -> None:
     words = _words(value)
     if words and not labelled and _is_version(words) and not isinstance(value, (bool, dict)):
         package(draft, name, words)
-    if words:
-        draft.messages.extend(f"{name}: {line}" for line in words.split("\n"))
-        for line in words.split("\n"):
-            read_prose(draft, f"{name}: {line}")
+    spoken = name if name.isupper() else name.replace("_", " ")
+    for line in words.split("\n") if words else ():
+        draft.messages.append(f"{spoken}: {line}")
+        read_prose(draft, draft.messages[-1])
 
 
 def _is_version(words: str) -> bool:

@@ -84,6 +84,15 @@ def _wsl(draft: Draft, match: re.Match[str]) -> None:
     draft.hint("platform.system", "linux")
 
 
+def _printed(draft: Draft, match: re.Match[str]) -> None:
+    """ "2.8.0+cpu None False": what print(torch.__version__, torch.version.cuda, ...) leaves."""
+    if not draft.get("torch.version"):
+        read.torch_version(draft, match[1])
+        if match[2]:
+            read.torch_cuda(draft, match[2])
+        draft.hint("torch.cuda_available", {"True": True, "False": False}.get(match[3] or ""))
+
+
 def _gfx(draft: Draft, match: re.Match[str]) -> None:
     if not draft.gpus:
         draft.gpu(None, gfx=match[0])
@@ -111,6 +120,7 @@ _INSIDE: tuple[tuple[re.Pattern[str], Reader], ...] = tuple(
         (r"\b(?:wsl ?2?|windows subsystem for linux|microsoft-standard-wsl2)\b", _wsl),
         (r"\bin(?:side)? (?:a |the |my |our )?(docker|podman|singularity|apptainer|kubernetes|container|pod)\b", _container),
         (r"\bjetson\b|\bjetpack\b|\bl4t\b|-tegra\b", lambda draft, match: draft.hint("platform.jetson", True)),
+        (r"^\s{0,8}'?(\d\.\d{1,2}\.\d{1,2}(?:\+cu\d{2,3}|\+cpu|\+rocm[\d.]{1,5}))'?(?: (None|\d{1,2}\.\d))?(?: (True|False))?\s{0,4}$", _printed),
         (r"\bgfx[0-9a-f]{3,4}\b", _gfx),
         (r"\b(?:py)?torch(?: version| build)?[ =:v]{1,4}(\d\.\d{1,2}(?:\.\d{1,2})?(?:\.dev\d{8})?(?:\+(?:cu\d{2,3}|cpu|rocm[\d.]{1,5}))?)", _torch),
         (r"\bdriver(?: version)?(?: is|:|=)? ?v?(\d{3}\.\d{2,3}(?:\.\d{1,2})?)\b", _put("driver.version")),
@@ -120,7 +130,7 @@ _INSIDE: tuple[tuple[re.Pattern[str], Reader], ...] = tuple(
 # A line can only match where one of these words is in it: most lines of a log are passed over at once.
 _WORTH = re.compile(
     r"too old|not compatible|found gpu|sm_|arch_list|mismatch|used to compile|pytorch has cuda|against \(|numpy|docker|podman|"
-    r"from nv|from py|wsl|windows|in(?:side)? |jetson|jetpack|l4t|tegra|gfx|torch|driver",
+    r"from nv|from py|wsl|windows|in(?:side)? |jetson|jetpack|l4t|tegra|gfx|torch|driver|^\s{0,8}'?\d\.\d",
     re.I,
 )
 _MODEL = re.compile(

@@ -139,6 +139,7 @@ DRIVER = (
         r"fabric[ -_]?manager",
         unless=r"fabric[ -_]?manager.{0,20}(?:is )?(?:running|active\b)",
     ),
+    S("fabricmanager-not-running", 86, r"fabric\s{1,60}state\s{1,60}: (?:in progress|not started)"),
     S(
         "fabricmanager-not-running",
         82,
@@ -607,6 +608,14 @@ LIMITS = (
         also=r"\bib\b|infiniband|rdma|roce|ibv|ucx|mlx|efa|nccl",
         unless=r"memlock[^\n]{0,12}unlimited",
     ),
+    S("hostname-resolves-to-loopback", 86, r"unable to resolve hostname to a \(local\) address"),
+    S(
+        "hostname-resolves-to-loopback",
+        78,
+        r"(?:connect\w{0,4}|remote=)[^\n]{0,40}\[?127\.0\.[01]\.1\]?:\d",
+        also=r"gloo|nnodes|nodes|refused",
+        unless=r"single node",
+    ),
     S(
         "hostname-resolves-to-loopback",
         88,
@@ -627,7 +636,7 @@ VARIABLES = (
     S(
         "cuda-visible-devices-invalid",
         84,
-        r"cuda_visible_devices[^\n]{0,120}(?:not exist|nonexist|non-exist|hides?|invalid|does not|wrong|empty|out of range|no such|too (?:high|large))",
+        r"cuda_visible_devices[^\n]{0,120}(?:not exist|nonexist|non-exist|hides?|invalid|wrong|empty|out of range|no such|too (?:high|large))",
     ),
     S(
         "cuda-visible-devices-invalid",
