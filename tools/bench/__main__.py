@@ -29,10 +29,12 @@ def _bench(kind: str, target: str | None, as_json: bool, result: str | None, **g
     try:
         report = _measured(check_kind(kind), target, given, quiet=as_json)
     except (UsageMistake, CannotFinish) as error:
-        if result is None:
-            raise
-        _leave(result, {"error": str(error), "usage": isinstance(error, UsageMistake)})
-        return 0
+        if result is not None:
+            _leave(result, {"error": str(error), "usage": isinstance(error, UsageMistake)})
+            return 0
+        if isinstance(error, UsageMistake):
+            raise click.UsageError(str(error)) from None
+        raise
     if result is not None:
         _leave(result, report)
         return 0
@@ -106,11 +108,12 @@ def main() -> None:
     try:
         outcome = _bench.main(prog_name="python -m phalanx.tools.bench", standalone_mode=False)
     except click.ClickException as error:
-        print(f"phalanx bench: {error.format_message()}", file=sys.stderr)
-        sys.exit(2)
-    except (UsageMistake, CannotFinish) as error:
+        # Click's own way out, by which a launcher knows that the words were wrong, not the ranks.
+        error.show()
+        sys.exit(error.exit_code)
+    except CannotFinish as error:
         print(f"phalanx bench: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageMistake) else 3)
+        sys.exit(3)
     sys.exit(outcome if isinstance(outcome, int) else 0)
 
 

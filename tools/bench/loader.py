@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +88,7 @@ def _copied(loader: DataLoader[Any], workers: int) -> DataLoader[Any]:
             "timeout": loader.timeout,
             "multiprocessing_context": loader.multiprocessing_context,
             "prefetch_factor": loader.prefetch_factor,
+            "persistent_workers": True,  # their start is told apart, as the first batch
         }
     if loader.batch_sampler is None or isinstance(loader.dataset, torch.utils.data.IterableDataset):
         options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
@@ -159,7 +160,7 @@ def run_loader(loader: Any, batches: int, warmup: int, workers: int | None) -> t
     }, clock
 
 
-def _endless(loader: Any) -> Iterator[Any]:
+def _endless(loader: Any) -> Generator[Any, None, None]:
     while True:
         some = False
         for batch in loader:
@@ -172,7 +173,7 @@ def _endless(loader: Any) -> Iterator[Any]:
 @contextmanager
 def _watched(clock: Clock) -> Iterator[None]:
     """Time what torch's DataLoader does in this process: fetching items, and putting them together."""
-    kinds = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
+    kinds: tuple[Any, ...] = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
     originals = [kind.fetch for kind in kinds]
 
     def timed(original: Callable[..., Any]) -> Callable[..., Any]:

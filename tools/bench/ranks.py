@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from phalanx.dist.collective_audit import audit_collectives
 from phalanx.dist.collectives import gather_objects
@@ -56,7 +57,7 @@ def _world(settings: BenchSettings) -> World:
         raise CannotFinish("--backend nccl: no GPU is visible to torch here.", fix="--backend gloo")
     world = init_world(backend=settings.backend, device="cpu" if settings.backend == "gloo" else None)
     if world.world_size == 1 and not torch.distributed.is_initialized():
-        store = torch.distributed.HashStore()
+        store = HashStore()
         backend = "nccl" if world.device.type == "cuda" else "gloo"
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     audit_collectives(0)  # it would be timed as well
