@@ -45,6 +45,15 @@ def foreign(facts: Facts, name: str) -> LibraryFacts | None:
     return None
 
 
+def blamed(facts: Facts, pattern: str) -> str | None:
+    """The loader's complaint about a library of LD_LIBRARY_PATH, when torch's import ended with it."""
+    error = (facts.torch and facts.torch.error) or ""
+    for folder in search_folders(facts):
+        if re.search(rf"{re.escape(folder.rstrip('/'))}/[^/\s]*(?:{pattern})", error):
+            return error
+    return None
+
+
 def check_cudnn(facts: Facts) -> Finding | None:
     """The loaded cuDNN must be of the major number torch was built with, and not older in the minor."""
     torch = facts.torch
@@ -54,6 +63,10 @@ def check_cudnn(facts: Facts) -> Finding | None:
     )
     folders = [folder for folder in search_folders(facts) if re.search(r"cudnn|cuda", folder, re.I)]
     cause, title = "ld-library-path-shadows-cudnn", "another cuDNN is loaded than the one torch brings"
+    complaint = blamed(facts, "libcudnn")
+    if complaint:
+        words = "LD_LIBRARY_PATH puts a cuDNN first that cannot be loaded"
+        return fail(cause, words, (complaint,), _UNSET, 93)
     foreigner = foreign(facts, "libcudnn")
     evidence = [f"LD_LIBRARY_PATH has {folder}" for folder in folders[:3]]
     if foreigner:
@@ -101,6 +114,10 @@ def check_cuda_shadowed(facts: Facts) -> Finding | None:
         "ld-library-path-shadows-cuda",
         "LD_LIBRARY_PATH puts another CUDA before the one torch brings",
     )
+    complaint = blamed(facts, "libcu(?!dnn)|libnv")
+    if complaint:
+        words = "LD_LIBRARY_PATH puts a CUDA library first that cannot be loaded"
+        return fail(cause, words, (complaint,), _UNSET, 93)
     foreigners = [
         library
         for name in ("libcublas", "libcusparse", "libnvJitLink", "libcudart", "libcusolver")
