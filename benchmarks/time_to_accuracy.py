@@ -142,11 +142,12 @@ def recipe(data_dir: Path, ranks: int) -> Curve:
 def _as_rank(out: Path, data_dir: Path) -> None:
     """The recipe itself; only what it evaluates after an epoch is exchanged, and noted."""
     from phalanx.recipes import mnist, training
+    from phalanx.recipes.display import Display
 
-    shown, curve, tested = training.Display.epoch_done, [], training.evaluate
+    shown, curve, tested = Display.epoch_done, [], training.evaluate
     test_loader: list[Any] = []
 
-    def evaluate(model: Any, loader: Any) -> tuple[float, float]:
+    def evaluate(model: Any, loader: Any) -> dict[str, float]:
         if not test_loader:
             from phalanx.dist import ShardLoader
             from phalanx.recipes import datasets
@@ -157,12 +158,12 @@ def _as_rank(out: Path, data_dir: Path) -> None:
             )
         return tested(model, test_loader[0])
 
-    def epoch_done(self: Any, epoch: int, loss: float, accuracy: float) -> None:
-        curve.append((self.train_s, accuracy))
-        shown(self, epoch, loss, accuracy)
+    def epoch_done(self: Any, epoch: int, scores: dict[str, float]) -> None:
+        curve.append((self.train_s, scores["accuracy"]))
+        shown(self, epoch, scores)
 
     training.evaluate = evaluate
-    training.Display.epoch_done = epoch_done  # type: ignore[method-assign]
+    Display.epoch_done = epoch_done  # type: ignore[method-assign]
     mnist.train(mnist.MnistSettings(data="fashion", data_dir=str(data_dir)))
     if training.rank() == 0:
         out.write_text(json.dumps(curve))

@@ -103,6 +103,11 @@ class ImageSets:
     side: int  # rows and columns of an image
     source: str  # where it came from, for the user
 
+    def described(self) -> str:
+        """One line for the user."""
+        held_out = f", {len(self.validation)} held out" if len(self.validation) else ""
+        return f"{self.source}: {len(self.train)} images to train on{held_out}, {len(self.test)} to test"
+
 
 def locate(data: str, data_dir: str, download: bool = False) -> str:
     """What ``--data`` stands for here: ``auto`` is MNIST where it is on disk or about to be, else the digits.

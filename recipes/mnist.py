@@ -156,6 +156,9 @@ def train(settings: MnistSettings) -> float:
 
     from phalanx.dist import CheckpointManager, init_world, parallelize, seed_everything
     from phalanx.recipes import datasets, runs, training
+    from phalanx.recipes.display import Display
+    from phalanx.recipes.ledger import Ledger
+    from phalanx.recipes.metrics_log import MetricsLog, StepMetrics
     from phalanx.recipes.schedules import OneCycle
 
     # The ranks, the data, and the folder of this run.
@@ -195,11 +198,11 @@ def train(settings: MnistSettings) -> float:
 
     # The loop. What it tells goes to metrics.jsonl and the display, from rank 0.
     writes = world.is_rank_zero and not settings.test_only
-    log = training.MetricsLog(run, train_loader.progress, writes=writes)
-    step_metrics = training.StepMetrics(log, train_loader, every=settings.log_every_steps)
-    ledger = training.Ledger(settings.ledger, world.rank)
-    with training.Display(settings.epochs, speaks=world.is_rank_zero) as display:
-        display.start(run, sets)
+    log = MetricsLog(run, train_loader.progress, writes=writes)
+    step_metrics = StepMetrics(log, train_loader, every=settings.log_every_steps)
+    ledger = Ledger(settings.ledger, world.rank)
+    with Display(settings.epochs, speaks=world.is_rank_zero) as display:
+        display.start(run, sets.described())
         for epoch in range(first_epoch, 0 if settings.test_only else settings.epochs):
             for images, labels in display.watch(train_loader, epoch):
                 with engine.micro_step(train_loader.key, last=train_loader.is_last_micro):
@@ -214,16 +217,16 @@ def train(settings: MnistSettings) -> float:
                     scheduler.step()
                     checkpoints.maybe_save()
             validation = training.evaluate(model, validation_loader)
-            log.write("validation", epoch + 1, train_loader.progress.step, *validation)
-            display.epoch_done(epoch, *validation)
+            log.write("validation", epoch + 1, train_loader.progress.step, validation)
+            display.epoch_done(epoch, validation)
             checkpoints.save()
         test = training.evaluate(model, test_loader)
-        log.write("test", train_loader.progress.epoch, train_loader.progress.step, *test)
+        log.write("test", train_loader.progress.epoch, train_loader.progress.step, test)
         log.close()
         ledger.close()
         title = f"{settings.data} on {world.world_size} rank{'s' * (world.world_size > 1)}"
-        display.finish(run, checkpoints.latest(), *test, title=title, tested_only=settings.test_only)
-    return test[1]
+        display.finish(run, checkpoints.latest(), test, title=title, tested_only=settings.test_only)
+    return test["accuracy"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -31,7 +31,7 @@ def _train(
     """What the rank prints; with ``stop_at`` it breaks off within that step."""
     os.chdir(folder)
     if stop_at is not None:
-        from phalanx.recipes.training import Ledger
+        from phalanx.recipes.ledger import Ledger
 
         note = Ledger.note
 
