@@ -38,6 +38,8 @@ _PREFIXES = [
         r"\d{1,6}[|:│] (?=\S| {2})",
     )
 ]
+#: A progress bar that another message was printed behind.
+_BAR = re.compile(r"[^|\n]{0,120}\d+%\|[^|\n]{0,400}\|[^\[\n]{0,80}\[[^\]\n]{0,120}\](?=[\[A-Za-z(<])")
 _TIME_INSIDE = re.compile(r"\b(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 _GLOG_TIME = re.compile(r"\[?[EWIF](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
 _RANK_INSIDE = re.compile(
@@ -87,6 +89,9 @@ def split_prefix(text: str) -> tuple[str, int | None, str]:
     """
     rank: int | None = None
     label = ""
+    bar = _BAR.match(text)
+    if bar:
+        text = text[bar.end() :]
     for _ in range(6):
         for prefix in _PREFIXES:
             found = prefix.match(text)

@@ -15,6 +15,7 @@ class Fact:
     name: str
     when: tuple[str, ...]
     pattern: str
+    once: bool = False  # the first line tells all
 
     def search(self, text: str) -> re.Match[str] | None:
         return _compiled(self.pattern).search(text)
@@ -31,7 +32,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 FACTS = (
     Fact(
-        name="distributed",
+        name="distributed", once=True,
         when=("distributed", "nccl", "torchrun", "ddp", "local_rank", "childfailed", "world_size", "syncbatchnorm"),
         pattern=r"DistributedDataParallel|torch[./]distributed|torchrun|ProcessGroup|\bDDP\b|local_rank|ChildFailedError|WORLD_SIZE|SyncBatchNorm",
     ),
@@ -49,7 +50,7 @@ FACTS = (
     Fact(name="rank-row", when=("(local_rank:",), pattern=r"^\s{0,4}rank {0,8}: (?P<rank>\d+) \(local_rank: \d+\)"),
     Fact(
         name="rank-zero-of-one",
-        when=("global_rank: ", "distributed init", "world size", "world_size", "process rank: ", "not using distributed", "rank "),
+        when=("global_rank: ", "distributed init", "world size", "world_size", "process rank: ", "not using distributed", "member: "),
         pattern=r"GLOBAL_RANK: 0, MEMBER: 1/|distributed init \(rank 0\)|\brank ?[:=]? ?0\b[^\n]{0,30}(?:world[ _]size ?[:=]? ?|of |/)1\b|world[ _]size ?[:=] ?1\b|Process rank: (?:0|-1), [^\n]{0,60}distributed training: False|Not using distributed mode",
     ),
     Fact(
@@ -57,15 +58,15 @@ FACTS = (
         when=("mib |", "mib|"),
         pattern=r"^\|\s{1,6}(?P<gpu>\d{1,2})\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(?P<pid>\d{2,8})\s+[CG+]{1,3}\s+\S[^|\n]{0,60}\d+MiB",
     ),
-    Fact(name="slurm", when=("slurm", "srun"), pattern=r"\bslurm|\bsrun\b"),
-    Fact(name="jetson", when=("jetson", "tegra"), pattern=r"jetson|tegra"),
+    Fact(name="slurm", once=True, when=("slurm", "srun"), pattern=r"\bslurm|\bsrun\b"),
+    Fact(name="jetson", once=True, when=("jetson", "tegra"), pattern=r"jetson|tegra"),
     Fact(
         name="visible-devices",
         when=("cuda_visible_devices",),
         pattern=r"CUDA_VISIBLE_DEVICES['\"]?\]? ?[=:] ?['\"]?(?P<value>[\w,.-]{0,80})",
     ),
     Fact(
-        name="no-oom-sign",
+        name="no-oom-sign", once=True,
         when=("no sign of the oom killer",),
         pattern=r"no sign of the OOM killer",
     ),

@@ -10,7 +10,7 @@ _SIZE = r"(-?[\d.]+) ?([KMGT]?i?B|bytes)"
 _UNITS = {"B": 1, "BYTES": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _FIELDS = {
     "asked": r"[Tt]ried to allocate " + _SIZE,
-    "total": r"(?:total capacity of " + _SIZE + r"|" + _SIZE + r" total capacity)",
+    "total": r"(?:total capaci?ty of " + _SIZE + r"|" + _SIZE + r" total capacity)",
     "free": r"(?:of which " + _SIZE + r" is free|" + _SIZE + r" free)",
     "allocated": r"(?:"
     + _SIZE
@@ -68,7 +68,7 @@ class Memory:
     def foreign(self) -> float | None:
         """What processes other than this one hold, as far as the message tells."""
         if self.others:
-            return sum(self.others.values())
+            return sum(self.others.values()) - (0.0 if self.own is not None else self._own_among_others)
         if self.total is None or self.free is None:
             return None
         if self.own is not None and self.own < self.total * 4:  # some containers report nonsense
@@ -79,6 +79,13 @@ class Memory:
             return None
         rest = self.total - self.free - held - _CONTEXT_BYTES
         return max(rest, 0.0)
+
+    @property
+    def _own_among_others(self) -> float:
+        """In containers torch cannot tell its own entry from the rest: the one nearest to what it uses."""
+        used = (self.allocated or 0.0) + (self.spare or 0.0)
+        nearest = min((self.others or {}).values(), key=lambda held: abs(held - used), default=0.0)
+        return nearest if used and nearest >= used else 0.0
 
     @property
     def kind(self) -> str:

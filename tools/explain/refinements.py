@@ -78,7 +78,7 @@ def xid(hit: Hit, scan: Scan) -> list[Refined]:
 def inplace(hit: Hit, scan: Scan) -> list[Refined]:
     tensor = hit.groups.get("tensor", "")
     shape = re.search(r"\[([\d, ]*)\]", tensor)
-    is_buffer = "Long" in tensor or (shape is not None and "," not in shape[1])
+    is_buffer = "Long" in tensor or (shape is not None and ("," not in shape[1] or shape[1].startswith("1,")))
     buffer, own = _same(hit, "ddp-inplace-buffer"), _same(hit, "inplace-operation")
     if scan.facts.is_distributed:
         return [buffer, own] if is_buffer or not tensor else [own, buffer]
@@ -91,6 +91,7 @@ def loss_without_grad(hit: Hit, scan: Scan) -> list[Refined]:
     return [_same(hit)]
 
 
+_ASSERTIONS = frozenset({"label-out-of-range", "index-out-of-bounds", "bce-input-out-of-range"})
 _LABELS = re.compile(
     r"cross_entropy|nll_loss|criterion|loss_f|one_hot|num_classes|Loss\(|labels?\b", re.IGNORECASE
 )
@@ -98,6 +99,8 @@ _TABLES = re.compile(r"embedding|index_select|gather|position_ids|input_ids|scat
 
 
 def device_assert(hit: Hit, scan: Scan) -> list[Refined]:
+    if any(other.rule_id in _ASSERTIONS for other in scan.hits):
+        return []  # the assertion itself is there
     frames = "\n".join(_frames_text(traceback) for traceback in scan.tracebacks[:50])
     label, index = _same(hit, "label-out-of-range"), _same(hit, "index-out-of-bounds")
     if _LABELS.search(frames) and not _TABLES.search(frames):
@@ -111,7 +114,9 @@ def loss_scale(hit: Hit, scan: Scan) -> list[Refined]:
     except ValueError:
         scale = 1.0
     hits = [other for other in scan.hits if other.rule_id == hit.rule_id]
-    if "minimum" in hit.line.text.lower():
+    if "minimum" in hit.line.text.lower() or re.search(
+        r"scale: ([\d.]{1,12}), reducing to \1(?![\d.])", hit.line.text
+    ):
         return [_same(hit, kind="cause")]
     lowest = min((_number(other.groups.get("scale")) for other in hits), default=scale)
     if lowest < 1e-2 or (lowest <= 1 and len(hits) >= 5):

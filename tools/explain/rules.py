@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from phalanx.tools.explain import (
@@ -30,48 +31,58 @@ RULES: tuple[Rule, ...] = (
 )
 BY_ID: dict[str, Rule] = {**SIBLINGS, **{rule.id: rule for rule in RULES}}
 
-#: Words of tracebacks, which are put together whatever rules say.
+#: Lines that the assembly of tracebacks needs, whatever rules say.
 TRACEBACK_WORDS = (b"traceback (most recent call last)", b"the above exception", b"exception ignored in")
+#: Ends of exceptions' names, for lines that stand alone.
+_EXCEPTION_WORDS = (b"error", b"exception")
 
 Entry = Rule | Fact
+Waiting = tuple[tuple[bytes, tuple[Entry, ...]], ...]
+
+#: Words that much text has: of a ``when`` text another word is looked for.
+_COMMON = frozenset(
+    b"is was not no the a an in on of to for from with without by and or but has have had been be are were all any at that "
+    b"this when while then same size only file node found loss load open input index ready equal state train world limit retry "
+    b"built array number values option method system module master model device number version failed failing before after "
+    b"between instead more than too old must requires expects cannot can't call calls runtime library found does".split()
+)
+
+
+def key_of(when: str) -> bytes:
+    """The word of a ``when`` text by which lines are found: the longest one that little text has.
+
+    >>> key_of("failed finding central directory"), key_of("is nan")
+    (b'directory', b'nan')
+    """
+    words = when.encode().split()
+    rare = [word for word in words if word not in _COMMON and len(word) > 2]
+    return max(rare or words, key=len)
 
 
 @lru_cache(maxsize=1)
-def index() -> tuple[tuple[bytes, tuple[Entry, ...]], ...]:
-    """Each ``when`` text, with whatever waits for it."""
-    by_word: dict[bytes, list[Entry]] = {}
+def index() -> dict[bytes, Waiting]:
+    """By key word: the ``when`` texts that have it, each with whatever waits for it."""
+    by_text: dict[str, list[Entry]] = {}
     entries: list[Entry] = [*RULES, *FACTS, SIGNS]
     for entry in entries:
-        for word in entry.when:
-            by_word.setdefault(word.encode(), []).append(entry)
-    return tuple((word, tuple(waiting)) for word, waiting in by_word.items())
+        for text in entry.when:
+            by_text.setdefault(text, []).append(entry)
+    found: dict[bytes, list[tuple[bytes, tuple[Entry, ...]]]] = {}
+    for text, waiting in by_text.items():
+        found.setdefault(key_of(text), []).append((text.encode(), tuple(waiting)))
+    for word in (*TRACEBACK_WORDS, *_EXCEPTION_WORDS):
+        found.setdefault(key_of(word.decode()), [])
+    return {key: tuple(texts) for key, texts in found.items()}
 
 
-@lru_cache(maxsize=1)
-def stems() -> tuple[bytes, ...]:
-    """Few short texts, one of which is in every ``when`` text: what most lines of a healthy log lack."""
-    words = [word for word, _ in index()] + list(TRACEBACK_WORDS) + [b"error", b"exception"]
-    chosen = [stem for stem in _STEMS if any(stem in word for word in words)]
-    for word in sorted(words, key=len):
-        if not any(stem in word for stem in chosen):
-            chosen.append(word)
-    return tuple(chosen)
-
-
-#: Chosen by hand: each covers several words, and is rare in what training prints.
-_STEMS = (
-    b"err", b"fail", b"not ", b"cuda", b"cannot", b"nccl", b"kill", b"memory", b"timed out", b"unexpected",
-    b"mismatch", b"argument", b"no such", b"libc", b"must ", b"signal", b"expect", b"exception", b"undefined", b"driver",
-    b"unable", b"connection", b"gpu", b"version", b"exit", b"assert", b"invalid", b"already", b"unsupported", b"torch",
-    b"too ", b"size", b"device", b"differ", b"cxx", b"core dumped", b"closed", b"range",
-)  # fmt: skip
-
-
-def candidates(lower: bytes) -> list[Entry]:
-    """Rules and facts that could fit a line, given in lower case."""
+def candidates(lower: bytes, keys: Iterable[bytes]) -> list[Entry]:
+    """Rules and facts that could fit a line (in lower case), of those that wait for one of ``keys``."""
     found: dict[int, Entry] = {}
-    for word, entries in index():
-        if word in lower:
-            for entry in entries:
-                found[id(entry)] = entry
+    known = index()
+    for key in keys:
+        if key in lower:
+            for text, entries in known[key]:
+                if text in lower:
+                    for entry in entries:
+                        found[id(entry)] = entry
     return list(found.values())

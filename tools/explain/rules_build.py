@@ -93,7 +93,7 @@ RULES = (
     ),
     Rule(
         id="deepspeed-batch-size",
-        when=("train_batch_size", "train batch size", "batch related parameters", "micro_batch"),
+        when=("train_batch_size", "train batch size", "batch related parameters", "micro batch size per gpu"),
         patterns=(
             r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size \(?(?P<total>\d+) != (?P<micro>\d+) \* (?P<steps>\d+) \* (?P<world>\d+)",
             r"Check batch related parameters|[Tt]rain batch size: (?P<total>-?\d+) has to be greater than 0|[Mm]icro batch size per gpu: \S{1,20} has to be greater than 0",
@@ -159,7 +159,7 @@ RULES = (
         id="nvcc-too-old-for-gpu",
         when=("unsupported gpu architecture", "unknown cuda arch", "is not defined for option"),
         patterns=(
-            r"nvcc fatal ?: Unsupported gpu architecture '(?P<arch>compute_\w+)'|Unknown CUDA arch \((?P<arch2>[\d.]+)\)|Value '(?P<arch3>sm_\w+)' is not defined for option 'gpu-name'",
+            r"nvcc fatal {0,4}: Unsupported gpu architecture '(?P<arch>compute_\w+)'|Unknown CUDA arch \((?P<arch2>[\d.]+)\)|Value '(?P<arch3>sm_\w+)' is not defined for option 'gpu-name'",
         ),
         cause=(
             "the CUDA toolkit's compiler does not know the GPU's architecture ({arch})",

@@ -251,10 +251,10 @@ RULES = (
     Rule(
         id="torch-torchvision-mismatch",
         when=(
-            "torchvision::nms does not exist",
+            "torchvision::nms",
             "custom c++ ops",
-            "no module named 'torchvision",
-            "torchvision",
+            "'torchvision' has no attribute",
+            "torchvision.extension",
         ),
         patterns=(
             r"operator torchvision::nms does not exist|Couldn'?t load custom C\+\+ ops|module 'torchvision' has no attribute 'extension'|torchvision\.extension[^\n]{0,40}partially initialized|No such operator torchvision::nms",
@@ -377,7 +377,7 @@ RULES = (
     ),
     Rule(
         id="triton-libcuda-not-found",
-        when=("-lcuda", "libcuda.so cannot found", "cannot find -lcuda", "libcuda"),
+        when=("-lcuda", "libcuda.so cannot"),
         patterns=(
             r"cannot find -lcuda(?!rt|dnn)\b|libcuda\.so cannot (?:be )?found",
             r"returned non-zero exit status[^\n]{0,400}-lcuda\b|-lcuda\b[^\n]{0,400}returned non-zero exit status",
@@ -414,7 +414,7 @@ RULES = (
     ),
     Rule(
         id="mkl-symbol-removed",
-        when=("ijit_notifyevent", "intel mkl fatal error", "mkl_"),
+        when=("ijit_notifyevent", "intel mkl fatal error", "undefined symbol: mkl_"),
         patterns=(r"undefined symbol: (?:iJIT_NotifyEvent|mkl_\w{3,60})|Intel MKL FATAL ERROR",),
         cause=("conda's MKL is another than this torch was built with",),
         fix=("conda install 'mkl<2024.1' (torch 2.0 to 2.2), or the pip build of torch",),
@@ -443,7 +443,7 @@ RULES = (
     ),
     Rule(
         id="numpy2-abi",
-        when=("numpy",),
+        when=("compiled using numpy", "_array_api", "numpy is not available"),
         patterns=(
             r"compiled using NumPy 1\.x cannot be run in|_ARRAY_API not found|RuntimeError: Numpy is not available|Numpy is not available",
         ),
@@ -473,7 +473,7 @@ RULES = (
     ),
     Rule(
         id="bios-large-bar-off",
-        when=("pci i/o region", "is invalid", "invalid: nvrm", "resizable bar", "can't assign"),
+        when=("device is invalid", "nvrm: bar", "can't assign mem"),
         patterns=(
             r"BAR\d is 0M @ 0x0|This PCI I/O region assigned to your NVIDIA device is invalid|BAR \d[^\n]{0,40}can't assign mem",
         ),
@@ -483,7 +483,7 @@ RULES = (
     ),
     Rule(
         id="p2p-blocked-by-acs-iommu",
-        when=("dmar", "io_page_fault", "iommu", "acs"),
+        when=("dmar:", "io_page_fault", "amd-vi"),
         patterns=(r"DMAR:[^\n]{0,60}(?:fault|DRHD)[^\n]{0,80}|IO_PAGE_FAULT|AMD-Vi: Event logged",),
         cause=("the IOMMU refuses what one GPU sends to another (peer-to-peer)",),
         fix=(
@@ -494,7 +494,7 @@ RULES = (
     ),
     Rule(
         id="mig-single-device",
-        when=("mig",),
+        when=("mig mode", "mig device", "mig instance", " mig "),
         patterns=(
             r"MIG[^\n]{0,80}(?:not supported|unsupported|only one|single)[^\n]{0,60}|NCCL[^\n]{0,60}MIG (?:mode|device|instance)",
         ),

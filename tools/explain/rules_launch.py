@@ -7,7 +7,13 @@ from phalanx.tools.explain.rule import Rule
 RULES = (
     Rule(
         id="launcher-env-missing",
-        when=("expected, but not set", "keyerror", "environment variable"),
+        when=(
+            "expected, but not set",
+            "keyerror",
+            "environment variable",
+            "master_addr",
+            "master_port",
+        ),
         patterns=(
             r"environment variable (?P<name>RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_RANK) expected, but not set",
             r"KeyError: '(?P<name>RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|LOCAL_WORLD_SIZE|OMPI_COMM_WORLD_\w{1,30}|SLURM_(?:PROCID|NTASKS|LOCALID)|GROUP_RANK)'",
@@ -80,13 +86,23 @@ RULES = (
         id="fewer-gpus-than-requested",
         when=(
             "requested gpu",
-            "but your machine only has",
-            "gpus are available",
-            "available gpus",
+            "machine only has",
+            "gpus, but",
+            "gpus but",
+            "gpus (",
+            "gpus are",
             "gpus available",
-            "gpu",
+            "available gpus",
+            "available devices",
             "no slot",
             "device_count",
+            "required gpus",
+            "nvidia.com/gpu",
+            "enough gpus",
+            "ranks per node",
+            "local ranks for",
+            "but only",
+            "gpus, only",
         ),
         patterns=(
             r"requested gpu[s]?: ?\[?(?P<asked>[\d, ]{1,40})\]?[^\n]{0,20}\s*But your machine only has: ?\[?(?P<there>[\d, ]{0,40})",
@@ -139,7 +155,7 @@ RULES = (
     ),
     Rule(
         id="launcher-started-many-times",
-        when=("ntasks", "tasks per node", "torchrun", "torch.distributed.run", "omp_num_threads"),
+        when=("ntasks", "tasks per node"),
         patterns=(
             r"number of tasks per node configured in SLURM `?--ntasks-per-node=(?P<tasks>\d+)`? does not match",
             r"You set `?(?:--ntasks|ntasks)=(?P<tasks>\d+)`? in your SLURM bash script, but this variable is not supported",
@@ -178,7 +194,16 @@ RULES = (
     ),
     Rule(
         id="rendezvous-timeout",
-        when=("timed out", "timeout", "rendezvous", "clients joined", "d store has failed", "connect()"),
+        when=(
+            "timed out",
+            "wait timeout",
+            "rendezvous",
+            "clients joined",
+            "d store has failed",
+            "client socket has",
+            "original timeout",
+            "failed to connect",
+        ),
         patterns=(
             r"client socket has (?:timed out|failed)[^\n]{0,60}(?:after (?P<after>\d+m?s) )?[^\n]{0,40}connect(?:ing)? to \(?\[?(?P<host>[\w.:-]{1,100}?)\]?[:,] ?(?P<port>\d+)",
             r"RendezvousTimeoutError|Timed out (?:after \d+ seconds )?waiting for clients[.,] ?(?P<joined>\d+/\d+) clients joined",
@@ -232,7 +257,7 @@ RULES = (
     ),
     Rule(
         id="hostname-resolves-to-loopback",
-        when=("loopback", "connect"),
+        when=("loopback", "connection refused", "unreachable", "timed out", "refused"),
         patterns=(
             r"connect[^\n]{0,60}\[?127\.0\.\d\.\d\]?:\d+[^\n]{0,40}(?:Connection refused|refused)",
             r"resolves? to (?:a )?loopback|Connection refused[^\n]{0,60}127\.0\.1\.1|127\.0\.1\.1[^\n]{0,80}(?:refused|unreachable|timed out)",

@@ -27,13 +27,16 @@ RULES = (
         id="collective-mismatch",
         when=(
             "mismatch between collectives",
-            "op.preamble.length",
+            "op.preamble",
             "verifying shape tensors",
             "differs between ranks",
             "mismatched across ranks",
-            "mismatch",
-            "must match the number of",
-            "collectives",
+            "mismatched collective",
+            "collective mismatch",
+            "collectives mismatch",
+            "collective call mismatch",
+            "join collective",
+            "mismatch across",
         ),
         patterns=(
             r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running collective: CollectiveFingerPrint\((?P<one_call>[^\n]{1,200}?)\),? but Rank (?P<other>\d+) is running collective: CollectiveFingerPrint\((?P<other_call>[^\n]{1,200}?)\)",
@@ -61,10 +64,10 @@ RULES = (
     ),
     Rule(
         id="nccl-message-truncated",
-        when=("message truncated",),
+        when=("message truncated", "bytes instead of"),
         patterns=(
-            r"Message truncated ?: ?received (?P<got>\d+) bytes instead of (?P<wanted>\d+)",
-            r"NCCL[^\n]{0,60}Message truncated",
+            r"receiv(?:ed|ing) (?P<got>[\d,]{1,20}) bytes instead of (?P<wanted>[\d,]{1,20})",
+            r"NCCL[^\n]{0,90}Message truncated",
         ),
         cause=(
             "NCCL received {got} bytes where it expected {wanted}: ranks called different collectives, or use different NCCL settings or versions",
@@ -85,11 +88,13 @@ RULES = (
             "timed out in monitoredbarrier",
             "monitoredbarrier",
             "heartbeat monitor timed out",
+            "nccluniqueid",
             "timed out",
         ),
         patterns=(
             r"Watchdog caught collective operation timeout: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, (?:TensorShape=\[[\d, ]{0,80}\]|NumelIn=(?P<numel>\d+), NumelOut=\d+))?(?:, Timeout\(ms\)=(?P<limit_ms>\d+))?\)(?: ran for (?P<ran_ms>\d+) milliseconds)?",
             r"Watchdog caught collective operation timeout|[Cc]ollective operation timeout",
+            r"is setting up NCCL communicator and retrie?i?e?ving ncclUniqueId from \[(?P<host>\d+)\][^\n]{0,200}(?:Socket Timeout|wait timeout|timed out)",
             r"Timed out waiting (?P<limit_ms>\d+)ms for (?:recv|send) operation to complete",
             r"Ranks? (?P<missing>[\d, ]{1,80}) failed to pass monitoredBarrier in (?P<limit_ms>\d+) ms",
             r"timed out in monitoredBarrier after (?P<limit_ms>\d+)ms",
@@ -146,7 +151,7 @@ RULES = (
         id="nccl-peer-access",
         when=("peer access", "nccl warn", "peer mapping"),
         patterns=(
-            r"peer access is not supported between these two devices|peer mapping resources (?:have been )?exhausted|cudaErrorPeerAccessUnsupported",
+            r"peer access is not supported between these two devices|CUDA_ERROR_TOO_MANY_PEERS|peer mapping resources (?:have been )?exhausted|cudaErrorPeerAccessUnsupported",
             r"NCCL WARN[^\n]{0,60}(?:peer access|cudaIpcOpenMemHandle|P2P)[^\n]{0,80}(?:failed|not supported|could not)",
             r"Cuda failure (?:\d+ )?'(?:peer access|peer mapping|invalid device context)",
             r"cudaIpcOpenMemHandle[^\n]{0,40}(?:failed|invalid)",
@@ -171,9 +176,10 @@ RULES = (
             "makedeviceforinterface",
             "socket_ifname",
             "find interface",
+            "neither af_inet",
         ),
         patterns=(
-            r"no socket interface found|no usable interface|NET/Socket ?: ?no interface found",
+            r"no socket interface found|is neither AF_INET|no usable interface|NET/Socket ?: ?no interface found",
             r"[Uu]nable to find (?:address|interface) for: ?\[?(?P<name>[\w.:^-]{1,60})",
             r"[Ff]ailed to (?:look up the IP address for interface|find interface) ?[`'\"]?(?P<name>[\w.:^-]{1,60})",
             r"interface (?:or hostname )?'?(?P<name>[\w.:^-]{1,60})'? (?:not found|does not exist)|can't find interface (?P<name2>\S{1,40})",
@@ -284,7 +290,7 @@ RULES = (
     ),
     Rule(
         id="nccl-library-mismatch",
-        when=("nccl",),
+        when=("undefined symbol: nccl", "libnccl", "nccl version mismatch", "mismatched nccl"),
         patterns=(
             r"undefined symbol: nccl\w{2,40}|libnccl\.so[^\n]{0,60}version `?\w{1,30}'? not found|NCCL version mismatch|mismatched NCCL versions",
         ),
@@ -300,10 +306,10 @@ RULES = (
         when=(
             "system not yet initialized",
             "system_not_ready",
-            "fabric manager",
+            "systemnotready",
+            "nvls)",
             "fabricmanager",
-            "nvlsalloc",
-            "nvls",
+            "fabric manager",
         ),
         patterns=(
             r"(?:system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady)",

@@ -175,7 +175,7 @@ RULES = (
     ),
     Rule(
         id="segfault",
-        when=("segmentation fault", "sigsegv", "exitcode", "signal"),
+        when=("segmentation fault", "sigsegv", "exitcode", "exits with return", "caught signal"),
         patterns=(
             r"Fatal Python error: Segmentation fault|[Ss]egmentation fault \(core dumped\)|Signal 11 \(SIGSEGV\) received by PID (?P<pid>\d+)|died with <Signals\.SIGSEGV",
             r"exitcode ?: ?-11\b|exit(?:s|ed)? with return code = -11|Caught signal 11|SIGSEGV:|signal: Segmentation fault|Segmentation fault$",

@@ -64,9 +64,13 @@ RULES = (
     ),
     Rule(
         id="ddp-inplace-buffer",
-        when=("modified by an inplace operation", "modified by an in-place operation"),
+        when=(
+            "by an inplace operation",
+            "by an in-place operation",
+            "needed for gradient computation has been",
+        ),
         patterns=(
-            r"modified by an in-?place operation: \[(?P<tensor>[\w.]{1,60}(?: \[[\d, ]{0,60}\])?)\][^\n]{0,120}is at version (?P<version>\d+); expected version (?P<expected>\d+)",
+            r"modified by an in-?place operation: \[?(?P<tensor>[\w.]{1,60}(?: \[[\d, ]{0,60}\])?)\][^\n]{0,120}is at version (?P<version>\d+); expected version (?P<expected>\d+)",
             r"needed for gradient computation has been modified by an in-?place operation",
         ),
         cause=(
@@ -113,12 +117,12 @@ RULES = (
     ),
     Rule(
         id="fsdp-mixed-params",
-        when=("must flatten tensors", "uniform", "same dtype", "fsdp", "fully_shard"),
+        when=("must flatten tensors", "requires uniform", "expects uniform", "uniform original"),
         patterns=(
             r"Must flatten tensors with (?:the same|uniform) (?:`)?(?P<what>dtype|requires_grad)(?:`)?(?: but got (?P<got>[\w., ]{1,80}))?",
             r"Must flatten tensors on the same device",
             r"FSDP expects uniform original parameter dtype but got (?P<got>[^\n]{1,120})",
-            r"(?:expects|requires) uniform `?(?P<what>dtype|requires_grad)`?[^\n]{0,80}(?:FlatParameter|fully_shard|parameter)",
+            r"FlatParameter`? requires uniform `?(?P<what>dtype|requires_grad)`?(?: but got (?P<got>[\w., ]{1,80}))?|(?:expects|requires) uniform `?(?:dtype|requires_grad)`?[^\n]{0,80}(?:FlatParameter|fully_shard|parameter)",
             r"fully_shard[^\n]{0,60}uniform (?:original )?(?:parameter )?dtype",
         ),
         cause=(
@@ -229,7 +233,7 @@ RULES = (
     ),
     Rule(
         id="label-out-of-range",
-        when=("n_classes", "is out of bounds", "class values must be", "num_classes", "target"),
+        when=("n_classes", "is out of bounds", "class values must be", "nll_loss", "nllcriterion", "nllloss"),
         patterns=(
             r"Target (?P<label>-?\d+) is out of bounds",
             r"Assertion [`'\"]?\(?(?:t|cur_target|target_val|target) >= 0 &&? ?&? ?(?:t|cur_target|target_val|target) < n_classes",
@@ -320,6 +324,7 @@ RULES = (
         patterns=(
             r"Current loss scale already at minimum",
             r"Minimum loss scale reached",
+            r"Attempted loss scale: (?P<scale>[\d.]{1,12}), reducing to (?P=scale)(?![\d.])",
             r"loss scal(?:e|er)[^\n]{0,40} (?:reduc|decreas)[^\n]{0,40} to (?P<scale>(?:0(?:\.0+)?|[\d.]+e-\d+|0\.\d+))(?![\d.])",
             r"reducing (?:loss scale )?to (?P<scale>(?:0(?:\.0+)?|[\d.]+e-\d+|0\.\d+|[01](?:\.0)?))\b",
         ),
@@ -348,7 +353,23 @@ RULES = (
     ),
     Rule(
         id="nan-loss",
-        when=("nan",),
+        when=(
+            "nan values",
+            "is nan",
+            "became nan",
+            "was nan",
+            "nan loss",
+            "nan in loss",
+            "is inf",
+            "became inf",
+            "was inf",
+            "nan detected",
+            "nan encountered",
+            "nan found",
+            "probability tensor contains",
+            "contains nan",
+            "inf loss",
+        ),
         patterns=(
             r"returned nan values in its \d+th output",
             r"loss[^\n]{0,20} (?:is|became|was) (?:nan|inf|infinite)\b|(?:NaN|nan|inf) (?:loss|losses) (?:encountered|detected|found)|Loss is (?:nan|inf), stopping training",
@@ -389,7 +410,7 @@ RULES = (
     ),
     Rule(
         id="cuda-in-forked-worker",
-        when=("forked subprocess", "initialization error", "poison fork", "fork"),
+        when=("forked subprocess", "initialization error"),
         patterns=(
             r"Cannot re-initialize (?:CUDA|XPU|HPU|NPU) in forked subprocess",
             r"CUDA error: initialization error|CUDA error \(3\): initialization error|cuda runtime error \(3\) ?: ?initialization error",
@@ -451,7 +472,7 @@ RULES = (
         id="main-guard-missing",
         when=("bootstrapping phase", "freeze_support"),
         patterns=(
-            r"before the current process has finished its bootstrapping phase|An attempt has been made to start a new process before",
+            r"current process has finished its bootstrapping phase|An attempt has been made to start a new process before",
         ),
         cause=(
             "processes were started while the script was being imported: spawn runs the script's top level again in each of them",
@@ -462,7 +483,7 @@ RULES = (
     ),
     Rule(
         id="unpicklable-worker-object",
-        when=("pickle",),
+        when=("pickle", "get local object"),
         patterns=(
             r"Can'?t (?:get local|pickle) (?:local )?object[: ]{1,2}(?P<what>[^\n]{1,120})|cannot pickle (?P<what2>[^\n]{1,80})",
         ),

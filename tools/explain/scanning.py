@@ -16,13 +16,16 @@ from phalanx.tools.explain.events import Hit, Line, Stream, Traceback
 from phalanx.tools.explain.lines import make_line
 from phalanx.tools.explain.log_facts import MANY_STEPS, SIGNS, Fact, Facts, health_of
 from phalanx.tools.explain.rule import Rule
-from phalanx.tools.explain.rules import TRACEBACK_WORDS, Entry, candidates, stems
+from phalanx.tools.explain.rules import TRACEBACK_WORDS, Entry, candidates, index
 from phalanx.tools.explain.sources import Source
 from phalanx.tools.explain.tracebacks import HEAD, Tracebacks, exception_in
+from phalanx.tools.explain.vocabulary import Vocabulary
 
 BLOCK_BYTES = 1 << 20
 _DIGITS = b"0123456789"
 _MAX_SHAPES = 100_000  # of lines that nobody wants
+_LOOKED_AT = 50  # last lines of a block of which each is new, to see whether the run goes on
+_MISSES = 64  # times that a shape was looked at in vain, until it is taken for one that nobody wants
 _MAX_HITS = 2_000  # of one rule; the first count
 _MAX_TRACEBACKS = 2_000
 _MAX_LINE = 16_000  # of one line is matched, its two ends
@@ -57,8 +60,10 @@ class Scanner:
         self._boring: set[bytes] = set()
         self._healthy: set[bytes] = set()
         self._counts: dict[str, int] = {}
+        self._misses: dict[bytes, int] = {}
         self._order = 0
-        self._stems = stems()
+        self._words = Vocabulary(index())
+        self._keys: set[bytes] = set()
 
     def read(self, source: Source) -> None:
         """Read one source to its end."""
@@ -78,7 +83,12 @@ class Scanner:
         lines = block[:-1].split(b"\n")
         shapes = block[:-1].translate(None, _DIGITS).split(b"\n")
         if not self._tracebacks.is_reading and self._boring.issuperset(shapes):
-            self._skip(block, lines, shapes)
+            self._skip(block, lines, not self._healthy.isdisjoint(shapes))
+            return
+        self._keys = self._words.keys_in(block)
+        if not self._keys and not self._tracebacks.is_reading:
+            self._learn(lines, shapes)
+            self._skip(block, lines, any(health_of(line.decode("latin-1")) for line in lines[-_LOOKED_AT:]))
             return
         boring = self._boring
         for number, shape in enumerate(shapes):
@@ -93,9 +103,16 @@ class Scanner:
             self._take(data, shape, lines, number)
         self._recent.extend(lines[-_CONTEXT:])
 
-    def _skip(self, block: bytes, lines: list[bytes], shapes: list[bytes]) -> None:
+    def _learn(self, lines: list[bytes], shapes: list[bytes]) -> None:
+        """Take shapes for boring, as long as they repeat: what is new in every line is not worth it."""
+        if len(set(shapes)) * 4 < len(shapes) or len(lines) < _LOOKED_AT:
+            for data, shape in zip(lines, shapes, strict=True):
+                if shape not in self._boring:
+                    self._bore(data, shape)
+
+    def _skip(self, block: bytes, lines: list[bytes], is_healthy: bool) -> None:
         """A block in which nothing is new."""
-        if not self._healthy.isdisjoint(shapes):
+        if is_healthy:
             self._mark(("", ""), self._order + len(lines), len(lines))
             self._mark((self._source.name, ""), self._order + len(lines), len(lines))
         self._order += len(lines)
@@ -131,8 +148,13 @@ class Scanner:
         lower = data.lower()
         wanted: list[Entry] = []
         is_traceback = False
-        if any(stem in lower for stem in self._stems):
-            wanted = candidates(lower)
+        if any(key in lower for key in self._keys):
+            seen = self.scan.facts
+            wanted = [
+                e
+                for e in candidates(lower, self._keys)
+                if not (isinstance(e, Fact) and e.once and seen.has(e.name))
+            ]
             is_traceback = any(word in lower for word in TRACEBACK_WORDS)
         is_alone = not (wanted or is_traceback or self._tracebacks.is_reading or self._waiting)
         if is_alone and b"rror" not in data and b"xception" not in data:
@@ -147,47 +169,54 @@ class Scanner:
             closed = self._tracebacks.feed(line)
             self._keep_tracebacks()
         self._join_waiting(line)
-        self._apply(line, wanted, closed, lines, number)
-        if not wanted and not closed:
-            worth = health_of(line.text)
-            if worth:
-                self._mark(line.stream, self._order, worth)
-            elif exception_in(line.text) and not is_traceback:
-                self._lone_exception(line)
+        told = self._apply(line, wanted, closed, lines, number)
+        if told or closed or is_traceback:
+            return
+        worth = health_of(line.text)
+        if worth:
+            self._mark(line.stream, self._order, worth)
+        else:
+            self._lone_exception(line)
+        self._misses[shape] = self._misses.get(shape, 0) + 1
+        if self._misses[shape] >= _MISSES and not self._tracebacks.is_reading:
+            self._bore(data, shape)
 
     def _bore(self, data: bytes, shape: bytes) -> None:
         if len(self._boring) >= _MAX_SHAPES:
             self._boring.clear()
             self._healthy.clear()
+            self._misses.clear()
         self._boring.add(shape)
         if health_of(data[:600].decode("latin-1")):
             self._healthy.add(shape)
             self._note_health(data)
 
     def _lone_exception(self, line: Line) -> None:
-        """An exception's line without the traceback above it, as in what people paste."""
-        if self._tracebacks.current(line) is None and len(self.scan.tracebacks) < _MAX_TRACEBACKS:
-            found = exception_in(line.text)
-            assert found is not None
-            self.scan.tracebacks.append(
-                Traceback(head=line, exception=found[0], message=[found[1]], end=line, is_closed=True)
-            )
+        found = exception_in(line.text)
+        if found is not None and len(self.scan.tracebacks) < _MAX_TRACEBACKS:
+            alone = self._tracebacks.stand_alone(line, *found)
+            if alone is not None:
+                self.scan.tracebacks.append(alone)
 
     def _apply(
         self, line: Line, wanted: Iterable[Entry], closed: Traceback | None, lines: list[bytes], number: int
-    ) -> None:
+    ) -> bool:
+        """Whether anything fits the line."""
+        told = False
         is_exception = closed is not None or exception_in(line.text) is not None
         missed: list[Rule] = []
         for entry in wanted:
             if isinstance(entry, Fact):
-                self._apply_fact(entry, line)
+                told |= self._apply_fact(entry, line)
             elif not entry.exception or is_exception:
                 groups = entry.match(line.text)
                 if groups is None:
                     missed.append(entry)
                 else:
+                    told = True
                     self._hit(entry, line, groups, closed, lines, number)
         self._waiting = (line, missed) if missed else None
+        return told
 
     def _join_waiting(self, line: Line) -> None:
         """Try what did not fit a line on that line with the next: terminals and mails wrap lines."""
@@ -203,10 +232,10 @@ class Scanner:
             if groups is not None and rule.match(line.text) is None:
                 self._hit(rule, before, groups, None, [], 0)
 
-    def _apply_fact(self, fact: Fact, line: Line) -> None:
+    def _apply_fact(self, fact: Fact, line: Line) -> bool:
         found = fact.search(line.text)
         if not found:
-            return
+            return False
         if fact is SIGNS:
             if len(self.scan.signs) >= 200:
                 self.scan.signs.pop(100)
@@ -215,6 +244,7 @@ class Scanner:
             self.scan.facts.add(
                 fact.name, line, {k: v for k, v in found.groupdict().items() if v is not None}
             )
+        return True
 
     def _hit(
         self,
@@ -234,7 +264,7 @@ class Scanner:
             if near is not None and line.order - near.order <= _AFTER_TRACEBACK and not near.is_harmless:
                 traceback = near
         if rule.refine == "timeout" and not self.scan.context:
-            recent = [*self._recent, *lines[max(0, number - _CONTEXT) : number]][-_CONTEXT:]
+            recent = [*self._recent, *lines[max(0, number - _CONTEXT) : number + 1]][-_CONTEXT:]
             self.scan.context = [raw.decode(errors="replace")[:400] for raw in recent]
         self.scan.hits.append(Hit(rule_id=rule.id, line=line, groups=groups, traceback=traceback))
 

@@ -14,7 +14,7 @@ _SAVE_CALL = re.compile(
 _NO_SAVE = re.compile(r"torch/utils/checkpoint|checkpoint_wrapper|gradient_checkpoint|load_", re.IGNORECASE)
 _SAVING = re.compile(
     r"\bsav(?:e|ing|ed)\b.{0,60}(?:check ?-?point|model|state|optim|weights|\.pt\b|\.pth|\.ckpt|to /|to \.)|save_checkpoint"
-    r"|check-?point.{0,30}\bsav|Configuration saved in|tokenizer config file saved|checkpoint-\d+|zero_to_fp32|consolidat",
+    r"|check-?point.{0,30}\bsav|Configuration saved in|train_runtime|tokenizer config file saved|checkpoint-\d+|zero_to_fp32|consolidat",
     re.IGNORECASE,
 )
 _SOLO_WORK = re.compile(
@@ -27,6 +27,9 @@ _EVALUATING = re.compile(
 )
 _EPOCH_END = re.compile(
     r"100%\||\b(\d{2,9})/\1\b|end of epoch|epoch .{0,20}(?:finished|done|completed)", re.IGNORECASE
+)
+_FIRST = re.compile(
+    r"main_process_first|rank_zero_first|local_main_process_first|rank0_first|zero_rank_first", re.IGNORECASE
 )
 _FIRST_RANK_WAITS = frozenset({"BROADCAST", "BARRIER"})
 
@@ -72,6 +75,10 @@ def _in_a_save(tracebacks: Sequence[Traceback]) -> bool:
     return False
 
 
+def _in_rank_zero_first(tracebacks: Sequence[Traceback]) -> bool:
+    return any(_FIRST.search(f"{frame.function} {frame.code}") for t in tracebacks for frame in t.frames)
+
+
 def _spoken(positions: Mapping[int, int]) -> str:
     by_place: dict[int, list[int]] = {}
     for rank, place in sorted(positions.items()):
@@ -98,6 +105,8 @@ def judge(
     if missing:
         words["missing"] = ", ".join(map(str, missing))
     recent = "\n".join(context[-12:])
+    if groups.get("host") == "0" or _in_rank_zero_first(tracebacks):
+        return ["nccl-timeout-slow-rank0", "nccl-timeout-unknown"], words
     if _in_a_save(tracebacks) or _SAVING.search(recent):
         return ["nccl-timeout-during-save", "nccl-timeout-unknown"], words
     ids = _by_ranks(hits, facts, words, missing)

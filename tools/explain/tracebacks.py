@@ -65,7 +65,7 @@ def exception_in(text: str) -> tuple[str, str] | None:
     if not found or found[1] in _NOT_A_NAME:
         return None
     name = found[1].rpartition(".")[2]
-    if not (name.endswith(_NAME_ENDS) or (name[:1].isupper() and "." in found[1])):
+    if name.startswith("nccl") or not (name.endswith(_NAME_ENDS) or (name[:1].isupper() and "." in found[1])):
         return None
     return found[1], found[2] or ""
 
@@ -169,6 +169,14 @@ class Tracebacks:
         traceback.is_closed = bool(traceback.exception)
         self.closed.append(traceback)
         self._last[stream] = traceback
+        return traceback
+
+    def stand_alone(self, line: Line, exception: str, message: str) -> Traceback | None:
+        """An exception's line without a traceback above it, as in what people paste; None if it belongs to one."""
+        if self.current(line) is not None:
+            return None
+        traceback = Traceback(head=line, exception=exception, message=[message], end=line, is_closed=True)
+        self._last[line.stream] = traceback
         return traceback
 
     def finish(self) -> None:

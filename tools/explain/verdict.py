@@ -178,7 +178,11 @@ def _beaten_last(ordered: list[Candidate]) -> list[Candidate]:
     for winner in list(ordered):
         losers = [c for c in ordered if c.rule.id in winner.rule.beats and c.rule.id != winner.rule.id]
         first = min((ordered.index(c) for c in losers), default=len(ordered))
-        if first < ordered.index(winner) and winner.level % _CAUGHT <= _LEVELS["warning"]:
+        if (
+            winner.position == 0
+            and first < ordered.index(winner)
+            and winner.level % _CAUGHT <= _LEVELS["warning"]
+        ):
             ordered.remove(winner)
             ordered.insert(first, winner)
     return ordered
