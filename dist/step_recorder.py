@@ -23,6 +23,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from phalanx.dist.recorded_tensors import (
+    named_tensors,
+    shares_state_out,
+    watch_steps,
+    whole_copy,
+    whole_gradient,
+)
 from phalanx.dist.wrappers import canonical_name, unwrap, wrapper_paths
 
 FOLDER_VARIABLE = "PHALANX_BISECT_FOLDER"
@@ -73,6 +80,7 @@ class StepRecorder:
             int, tuple[nn.Module, str]
         ] = {}  # those whose forward was seen, and what their names begin with
         self._names: dict[int, str] = {}  # of modules
+        self._watched: set[int] = set()  # engines that step their optimizers in their own way
         self._step = 0
         self._record: dict[str, Any] = {}
         self._calls: Counter[str] = Counter()
@@ -108,6 +116,12 @@ class StepRecorder:
         self._calls = Counter()
         if training and self._is_model(module):
             self._know(module)
+            self._watch(module)
+
+    def _watch(self, model: nn.Module) -> None:
+        if shares_state_out(model) and id(model) not in self._watched:
+            self._watched.add(id(model))
+            watch_steps(model, self._record_gradients, self._end_step)
 
     def _is_model(self, module: nn.Module) -> bool:
         return id(unwrap(module)) in self._models or (
@@ -131,7 +145,7 @@ class StepRecorder:
                 self._record["kinds"].update(_kind_of(self._names[id(module)], module))
 
     def _weights(self, model: nn.Module, prefix: str) -> dict[str, Tensor]:
-        return {prefix + name: _copy(tensor) for name, tensor in _named_tensors(model)}
+        return {prefix + name: whole_copy(tensor) for name, tensor in named_tensors(model)}
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if os.getpid() != self._pid:
@@ -160,26 +174,36 @@ class StepRecorder:
         forward = len(self._record["rows"])
         self._add_output(self._models[id(unwrap(root))][1] + "(the model)", output, forward)
         self._record["rows"].append(inputs[0].shape[0] if inputs and inputs[0].dim() else 0)
-        self._record["inputs"].append([_copy(tensor) for tensor in inputs])
+        self._record["inputs"].append([whole_copy(tensor) for tensor in inputs])
 
     def _add_output(self, name: str, output: Any, forward: int) -> None:
         call = self._calls[name]
         self._calls[name] += 1
         for index, tensor in enumerate(_tensors(output)):
             key = name + (f" call {call + 1}" if call else "") + (f"[{index}]" if index else "")
-            self._record["outputs"].setdefault(key, []).append((max(forward, 0), _copy(tensor)))
+            self._record["outputs"].setdefault(key, []).append((max(forward, 0), whole_copy(tensor)))
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if os.getpid() != self._pid:
-            return
-        for model, prefix in self._models.values():
-            own = {id(param) for group in optimizer.param_groups for param in group["params"]}
-            for name, tensor in _named_tensors(model):
-                if id(tensor) in own and tensor.grad is not None:
-                    self._record["gradients"][prefix + name] = _copy(tensor.grad)
+        if os.getpid() == self._pid and not self._watched:
+            self._record_gradients(optimizer)
 
     def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if os.getpid() != self._pid or not self._record["rows"]:
+        if os.getpid() == self._pid and not self._watched:
+            self._end_step()
+
+    def _record_gradients(self, optimizer: Optimizer | None = None) -> None:
+        """Of the optimizer's parameters; of all when it holds none of the model's own."""
+        groups = optimizer.param_groups if optimizer is not None else []
+        own = {id(param) for group in groups for param in group["params"]}
+        for model, prefix in self._models.values():
+            for name, tensor in named_tensors(model):
+                if optimizer is None or id(tensor) in own:
+                    gradient = whole_gradient(tensor)
+                    if gradient is not None:
+                        self._record["gradients"][prefix + name] = gradient
+
+    def _end_step(self) -> None:
+        if not self._record["rows"]:
             return
         for model, prefix in self._models.values():
             self._record["weights_after"].update(self._weights(model, prefix))
@@ -208,12 +232,6 @@ class StepRecorder:
             hook.remove()
 
 
-def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    added = set(wrapper_paths(model))
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        yield canonical_name(name, added), tensor
-
-
 def _kind_of(name: str, module: nn.Module) -> dict[str, str]:
     if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
         return {name: "batch norm"}
@@ -233,10 +251,3 @@ def _tensors(values: Any) -> Iterator[Tensor]:
     elif isinstance(values, (list, tuple)):
         for value in values:
             yield from _tensors(value)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    if hasattr(tensor, "full_tensor"):  # sharded: every rank comes by here in the same order
-        tensor = tensor.full_tensor()
-    return tensor.cpu().clone(memory_format=torch.contiguous_format)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,26 @@ def _plain_ddp(rank: int, world_size: int, kind: str) -> None:
         optimizer.step()
 
 
+def _by_engine(rank: int, world_size: int, kind: str) -> None:
+    """A script whose strategy shares weights or their update out; in two micro batches."""
+    strategy, _, fault = kind.partition(" ")
+    world = init_world(device="cpu")
+    seed_everything(0)
+    options: dict[str, Any] = {}
+    if strategy.startswith("zero"):  # small weights are kept whole by stage 3, unless they are not small
+        zero = {"stage": int(strategy[-1]), "stage3_param_persistence_threshold": 20}
+        strategy, options = "deepspeed", {"config": {"zero_optimization": zero}}
+    loader = ShardLoader(_data(), global_batch_size=50, micro_batch_size=13, shuffle=True)
+    model, optimizer, engine = parallelize(_model("plain"), Adam, strategy, loader=loader, **options)
+    if fault == "lr":
+        optimizer.param_groups[0]["lr"] = 1e-3 * world.world_size
+    for x, y in loader:
+        with engine.micro_step():
+            engine.backward(F.cross_entropy(model(x), y, reduction="sum"), loader.global_count)
+        if loader.is_last_micro:
+            engine.step()
+
+
 def _idle(rank: int, world_size: int, kind: str) -> None:
     init_world(device="cpu")
 
@@ -186,6 +207,22 @@ def test_a_plain_ddp_script(bisect: Callable[..., Bisection], kind: str, expecte
     else:
         assert found.divergence is not None
         assert expected in found.divergence.reason
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp lr", "accelerate", "zero2", "zero3 lr"])
+def test_strategies_that_share_weights_out(bisect: Callable[..., Bisection], kind: str) -> None:
+    package = {"a": "accelerate", "z": "deepspeed"}.get(kind[0])
+    if package and find_spec(package) is None:
+        pytest.skip(f"{package} is not installed (pip install 'phalanx[{package}]')")
+    found = bisect(kind, _by_engine, steps=2)
+    if kind.endswith("lr"):
+        assert found.divergence is not None
+        assert (found.divergence.kind, found.divergence.name) == ("weight", "0.weight")
+        assert "the update is 2 times the first run's" in found.divergence.reason
+    else:
+        assert found.divergence is None, str(found)
+        assert found.skipped == ()
+        assert found.compared > 40
 
 
 def test_a_script_that_trains_nothing(bisect: Callable[..., Bisection]) -> None:

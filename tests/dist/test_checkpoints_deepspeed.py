@@ -38,8 +38,10 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.02, weight_decay=0.1),
     "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=0.02, momentum=0.5),
 }
-SAVERS = ("zero1 adam", "zero2 sgd", "zero2 adamw", "zero3 adamw", "zero3 sgd", "ddp adam")
+SAVERS = ("zero1 adam", "zero2 sgd", "zero3 adamw", "zero3 sgd", "accelerate adamw", "ddp adam")
 RESUMERS = ("zero0", "zero1", "zero2", "zero3", "ddp", "fsdp", "accelerate")
+# Every second of all pairs; benchmarks/resume_pairs.py plays the others.
+PAIRS = [(n, s) for i, s in enumerate(RESUMERS) for j, n in enumerate(SAVERS) if (i + j) % 2 == 0]
 
 
 class Net(nn.Module):
@@ -160,7 +162,7 @@ def _save_all(rank: int, world_size: int, folder: str) -> dict[str, list[float]]
 
 
 def _resume_all(rank: int, world_size: int, folder: str) -> dict[str, list[float]]:
-    return {f"{n} > {s}": _resume(Path(folder), n, s) for s in RESUMERS for n in SAVERS}
+    return {f"{name} > {other}": _resume(Path(folder), name, other) for name, other in PAIRS}
 
 
 def test_saved_on_four_ranks_by_any_stage_and_resumed_on_two_and_one_by_any_strategy(
@@ -171,7 +173,7 @@ def test_saved_on_four_ranks_by_any_stage_and_resumed_on_two_and_one_by_any_stra
     resumed, again = run_ranks(_resume_all, str(tmp_path), world_size=2, timeout_s=170)
     assert resumed == again
     resumed |= {f"{name} > single": _resume(tmp_path, name, "single") for name in SAVERS}
-    assert len(resumed) == len(SAVERS) * (len(RESUMERS) + 1)
+    assert len(resumed) == len(PAIRS) + len(SAVERS) == 27
     for pair, losses in resumed.items():
         expected = saved[pair.partition(" > ")[0]]
         assert losses[0] == pytest.approx(expected[0], rel=1e-6), pair
@@ -213,7 +215,7 @@ def _sixteen_bits(folder: Path) -> dict[str, Any]:
     precisions = ["bf16"] + ["fp16"] * bool(get_accelerator().is_fp16_supported())
     for precision in precisions:
         scale = {"fp16": {"initial_scale_power": 4, "loss_scale_window": 2}} if precision == "fp16" else {}
-        for stage in (1, 2, 3):
+        for stage in (1, 3) if precision == "bf16" else (2,):
             name, where = f"zero{stage} adam", folder / precision
             job = Job(where / name, name[:5], "adam", precision=precision, config=scale)
             job.train(SAVED_AT)
@@ -226,15 +228,14 @@ def _sixteen_bits(folder: Path) -> dict[str, Any]:
                 again.restore()
                 same = again.export() == masters
                 found[f"{precision} {stage} > {other}"] = (same, again.train() == losses)
-                if scaler is not None:
-                    assert (again.engine.scaler is None) is False
             plain = Job(where / name, "ddp", "adam", precision="fp32")
             plain.restore()
             found[f"{precision} {stage} > fp32"] = plain.export() == masters
             if scaler is not None:
-                fresh = Job(where / name, "zero2", "adam", precision=precision)
-                fresh.restore()
-                found[f"scaler {stage}"] = (fresh.engine.scaler.state_dict()["scale"], scaler["scale"])
+                for other in ("zero2", "ddp"):  # torch's scaler keeps more than DeepSpeed's
+                    fresh = Job(where / name, other, "adam", precision=precision)
+                    fresh.restore()
+                    found[f"scaler {other}"] = (fresh.engine.scaler.state_dict()["scale"], scaler["scale"])
     return found
 
 
@@ -344,25 +345,23 @@ def _save_to_disk(checkpoints: CheckpointManager) -> None:
 def _disk_full(folder: Path, rank: int) -> dict[str, Any]:
     """Stage 2 is written by rank 0, stage 3 by every rank."""
     found: dict[str, Any] = {}
-    for stage, failing in ((2, 0), (3, 1)):
-        for asynchronous in (False, True):
-            where = folder / f"{stage}-{asynchronous}"
-            job = Job(where, f"zero{stage}", "adam", asynchronous=asynchronous)
-            job.train(1)
-            job.checkpoints.save()
-            job.train(2)
-            job.checkpoints.wait()
-            write = files.write_tensors
-            if rank == failing:
-                files.write_tensors = _full  # type: ignore[assignment]
-            with pytest.raises(CheckpointError) as caught:
-                _save_to_disk(job.checkpoints)
-            files.write_tensors = write
-            barrier()  # rank 0 tidies up
-            found[f"{stage} {asynchronous}"] = (str(caught.value), sorted(os.listdir(where)))
-            job.checkpoints.save()
-            job.checkpoints.wait()
-            assert job.checkpoints.verify() == []
+    for stage, failing, asynchronous in ((2, 0, True), (3, 1, False)):
+        where = folder / str(stage)
+        job = Job(where, f"zero{stage}", "adam", asynchronous=asynchronous)
+        job.train(1)
+        job.checkpoints.save()
+        job.train(2)
+        job.checkpoints.wait()
+        write = files.write_tensors
+        if rank == failing:
+            files.write_tensors = _full  # type: ignore[assignment]
+        with pytest.raises(CheckpointError) as caught:
+            _save_to_disk(job.checkpoints)
+        files.write_tensors = write
+        barrier()  # rank 0 tidies up
+        found[str(stage)] = (str(caught.value), sorted(os.listdir(where)))
+        _save_to_disk(job.checkpoints)
+        assert job.checkpoints.verify() == []
     return found
 
 
