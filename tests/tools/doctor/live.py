@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shlex
@@ -83,9 +84,13 @@ def first(report: Mapping[str, Any]) -> str:
 
 
 def quick_torch(
-    folder: Path, version: str = "2.6.0", cuda: str | None = None, code: str = ""
+    folder: Path, version: str | None = None, cuda: str | None = None, code: str = ""
 ) -> dict[str, str]:
-    """A package torch that imports at once, for what is not torch's fault; variables that put it first."""
+    """A package torch that imports at once, for what is not torch's fault; variables that put it first.
+
+    It is of the installed version, unless told, so that there are not two.
+    """
+    version = version or importlib.metadata.version("torch")
     package = folder / "quick" / "torch"
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text(

@@ -105,7 +105,8 @@ def test_a_torch_that_crashes_at_import(doctor: Doctor, tmp_path: Path) -> None:
     environ = quick_torch(tmp_path, code="import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     report = doctor.report(environ=environ)
     assert first(report) == "torch-import-crashes"
-    assert "SIGSEGV" in " ".join(finding(report, "torch-import-crashes")["evidence"])
+    found = finding(report, "torch-import-crashes")
+    assert "SIGSEGV" in " ".join([found["title"], *found["evidence"]])
 
 
 def test_no_torch_names_the_install_line(doctor: Doctor, tmp_path: Path) -> None:
@@ -202,8 +203,8 @@ def test_a_full_disk(doctor: Doctor, torch: dict[str, str], tmp_path: Path) -> N
     full = tmp_path / "full"
     full.mkdir()
     before = [
-        f"mount -t tmpfs -o size=4M tmpfs {full}",
-        f"head -c 8M /dev/zero > {full}/x 2>/dev/null || true",
+        f"mount -t tmpfs -o size=32M tmpfs {full}",
+        f"head -c 64M /dev/zero > {full}/x 2>/dev/null || true",
     ]
     found = finding(doctor.report("--output-dir", str(full), before=before, environ=torch), "disk-full")
     assert any(str(full) in line for line in found["evidence"])
@@ -215,7 +216,7 @@ def test_no_inodes(doctor: Doctor, torch: dict[str, str], tmp_path: Path) -> Non
     full.mkdir()
     before = [
         f"mount -t tmpfs -o nr_inodes=20 tmpfs {full}",
-        f"for i in $(seq 30); do : > {full}/$i || true; done 2>/dev/null",
+        f"for i in $(seq 30); do touch {full}/$i 2>/dev/null || true; done",
     ]
     report = doctor.report("--output-dir", str(full), before=before, environ=torch)
     assert "inodes" in finding(report, "disk-full")["title"]
