@@ -184,7 +184,9 @@ class CheckpointManager:
         Collective: every rank must call it, at the same step.
 
         Args:
-            values: Plain values (numbers, strings, lists, dicts) to get back from `restore`; rank 0's count.
+            values: Plain values (numbers, strings, lists, dicts) to get back from `restore`, or functions that
+                return one, which every rank calls when a save is due, so that they may be collective; rank 0's
+                count.
 
         Raises:
             CheckpointError: It, or the one before it, could not be written (on every rank); earlier
@@ -253,7 +255,8 @@ class CheckpointManager:
                 f"ranks save at different steps: {', '.join(f'rank {r}: {s}' for r, s in enumerate(steps))}. "
                 "Nothing was saved.\nFix: let every rank do the same number of steps before it saves"
             )
-        snapshot = on_every_rank(world, lambda: self.state.snapshot(values, world.world_size))
+        plain = {name: value() if callable(value) else value for name, value in values.items()}
+        snapshot = on_every_rank(world, lambda: self.state.snapshot(plain, world.world_size))
         # Noted now: a thread that fails must not ask the model, whose state_dict() would reshard it in mid-forward.
         self._weights_bytes = sum(
             tensor.numel() * tensor.element_size() for tensor in snapshot.parts["model"].values()

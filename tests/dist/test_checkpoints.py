@@ -46,6 +46,24 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     assert second.scheduler.get_last_lr() == straight.scheduler.get_last_lr()
 
 
+def test_a_value_may_be_a_function_which_is_called_when_a_save_is_due(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    checkpoints = CheckpointManager(
+        tmp_path, model=run.model, optimizer=run.optimizer, loader=run.loader, every_steps=2
+    )
+    called: list[int] = []
+
+    def hidden() -> list[float]:
+        called.append(run.loader.progress.step)
+        return [0.1, 0.2]
+
+    for batch in run.loader:
+        run.step(batch)
+        checkpoints.maybe_save(hidden=hidden, best=1)
+    assert called == [step for step in range(1, run.loader.progress.step + 1) if step % 2 == 0]
+    assert checkpoints.restore().values == {"hidden": [0.1, 0.2], "best": 1}
+
+
 def test_epochs_are_not_counted_twice_after_a_resume(tmp_path: Path) -> None:
     first = Run(tmp_path)
     for _ in range(7):
