@@ -17,7 +17,7 @@ CONTEXT_SETTINGS = {
 }
 
 #: In the order of `phalanx --help`: command `x` is `x_command` in phalanx.launch.x_command.
-COMMANDS = ("run", "doctor", "explain", "gpus", "bench", "ckpt", "bisect", "recipes", "completion")
+COMMANDS = ("run", "doctor", "explain", "gpus", "fit", "bench", "ckpt", "bisect", "recipes", "completion")
 
 
 class _OnDemand(MutableMapping[str, click.Command]):

@@ -184,7 +184,8 @@ def numbers(data: bytes, dtype: str) -> NDArray[np.generic]:
     if dtype in NUMPY:
         return np.frombuffer(data, dtype=NUMPY[dtype])
     if dtype == "bfloat16":
-        return (np.frombuffer(data, dtype="<u2").astype("<u4") << np.uint32(16)).view("<f4")
+        wide: NDArray[np.uint32] = np.frombuffer(data, dtype="<u2").astype("<u4") << np.uint32(16)
+        return wide.view(np.float32)
     if dtype in _FLOAT8:
         return np.take(_float8_table(dtype), np.frombuffer(data, dtype=np.uint8))
     raise BadCheckpoint(shown(dtype), "numbers of this type cannot be compared here.")
