@@ -195,9 +195,9 @@ class RandomCrop:
             self, "padding", require_int("padding", self.padding, at_least=0, at_most=MOST_PIXELS)
         )
         check_number(self.fill)
-        if self.mode not in ("constant", "reflect"):
+        if not isinstance(self.mode, str) or self.mode not in ("constant", "reflect"):
             raise ValueError(
-                f"mode={self.mode!r} is unknown: nothing says what to pad with.\nFix: 'constant' or 'reflect'"
+                f"mode={short(self.mode)} is unknown: nothing says what to pad with.\nFix: 'constant' or 'reflect'"
             )
 
     def draw(self, draws: Draws, height: int, width: int) -> Parameters:

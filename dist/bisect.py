@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from phalanx.dist.arguments import require_flag, require_path
+from phalanx.dist.arguments import require_flag, require_int, require_path, require_real, short
 from phalanx.dist.divergence import Comparison, Divergence, Run
 from phalanx.dist.step_recorder import FOLDER_VARIABLE, NO_DROPOUT_VARIABLE, STEPS_VARIABLE
 
@@ -144,16 +144,17 @@ def _check(
         raise ValueError(
             f"world_sizes={world_sizes!r}: two or more different numbers of ranks, 1 or more each.\nFix: (1, 2)"
         )
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(f"steps={steps!r}: a number of steps is 1 or more")
-    if tolerance is not None and (
-        not isinstance(tolerance, (int, float))
-        or isinstance(tolerance, bool)
-        or not 0 <= tolerance < float("inf")
-    ):
-        raise ValueError(
-            f"tolerance={tolerance!r}: a relative difference is 0 or more.\nFix: 1e-4, or None for one by dtype"
-        )
+    try:
+        require_int("steps", steps, at_least=1)
+    except ValueError:
+        raise ValueError(f"steps={short(steps)}: a number of steps is 1 or more.\nFix: steps=1") from None
+    if tolerance is not None:
+        try:
+            require_real("tolerance", tolerance, at_least=0)
+        except ValueError:
+            raise ValueError(
+                f"tolerance={short(tolerance)}: a relative difference is 0 or more.\nFix: 1e-4, or None for one by dtype"
+            ) from None
     return sizes
 
 

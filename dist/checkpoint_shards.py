@@ -124,7 +124,7 @@ def consolidate_weights(checkpoint: str | os.PathLike[str], file: str | os.PathL
 
     folder, path = require_path("checkpoint", checkpoint), require_path("file", file)
     if not any((folder / name).is_file() for name in ("model.safetensors", SHARDS_FILE)):
-        raise MissingCheckpointError(f"{folder}: no checkpoint folder; name one called step-<N>")
+        raise MissingCheckpointError(f"{folder}: no checkpoint folder.\nFix: name one called step-<N>")
     stored = StoredTensors(folder, "model")
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:

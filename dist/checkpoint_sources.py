@@ -110,7 +110,9 @@ def read_file(path: Path) -> Mapping[str, Any]:
         with path.open("rb") as file:
             start = file.read(16)
     except FileNotFoundError:
-        raise MissingCheckpointError(f"{path}: no such file") from None
+        raise MissingCheckpointError(
+            f"{path}: no such file.\nFix: see that the path is right on this host ({Path.cwd()} is the current folder)"
+        ) from None
     if not start:
         raise DamagedFileError(f"{path}: the file is empty; the program that wrote it was probably cut off")
     if start[8:9] == b"{" and path.suffix not in {".pt", ".pth"}:

@@ -61,7 +61,10 @@ def read_state(name: str, state: Mapping[str, Any]) -> tuple[Any, int, int]:
         )
     missing = [field for field in ("seed", "epoch", "consumed") if field not in state]
     if missing:
-        raise ValueError(f"a {name}'s state needs seed, epoch and consumed: {', '.join(missing)} missing.")
+        raise ValueError(
+            f"a {name}'s state needs seed, epoch and consumed: {', '.join(missing)} missing.\n"
+            f"Fix: what {name}.state_dict() returned"
+        )
     epoch = require_int("epoch", state["epoch"], at_least=0)
     consumed = require_int("consumed", state["consumed"], at_least=0)
     seed = None if state["seed"] is None else require_seed(state["seed"])

@@ -56,6 +56,14 @@ class Gpu:
                 object.__setattr__(
                     self, name, require_int(name, getattr(self, name), at_least=0, at_most=None)
                 )
+        if self.compute_mode is not None and not isinstance(self.compute_mode, str):
+            raise ValueError(
+                f"Gpu: compute_mode={short(self.compute_mode)} is no text.\nFix: 'default', or None"
+            )
+        if self.processes is not None and not isinstance(self.processes, tuple | list):
+            raise ValueError(
+                f"Gpu: processes={short(self.processes)} is no sequence.\nFix: (pid, ...), or None"
+            )
         for name in ("mig_uuids", "busy_migs"):
             uuids = getattr(self, name)
             if (

@@ -37,7 +37,7 @@ def derive_key(*parts: int | str) -> int:
             continue
         try:
             packed += struct.pack("<cq", b"i", part)
-        except struct.error:  # beyond 64 bits, or no integer
+        except (struct.error, TypeError, RuntimeError):  # beyond 64 bits, or no integer
             whole = _whole(part)
             number = whole.to_bytes(whole.bit_length() // 8 + 1, "little", signed=True)
             packed += b"I" + struct.pack("<Q", len(number)) + number

@@ -157,7 +157,7 @@ class Accuracy:
             ValueError: The shapes do not match, or there are fewer than ``topk`` classes.
         """
         for name, tensor in (("predictions", predictions), ("targets", targets)):
-            if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0 or tensor.is_complex():
                 raise ValueError(
                     f"{name}={short(tensor)}: a tensor with one row per sample is needed.\n"
                     "Fix: accuracy.update(model(x), y)"
@@ -166,7 +166,8 @@ class Accuracy:
             count = require_int("count", count, at_least=0)
             if count > len(targets):
                 raise ValueError(
-                    f"count={count} of a batch of {len(targets)} samples: it counts the real ones among them."
+                    f"count={count} of a batch of {len(targets)} samples: it counts the real ones among them.\n"
+                    "Fix: count=loader.local_count"
                 )
             predictions, targets = predictions[:count], targets[:count]
         predictions, targets = _settle(predictions), _settle(targets)

@@ -128,6 +128,10 @@ class Plan:
         """The random key of what shard ``v`` does in this step for ``purpose``."""
         for name, number in (("epoch", epoch), ("step", step), ("v", v)):
             require_int(name, number, at_least=0)
+        if not isinstance(purpose, str):
+            raise ValueError(
+                f"purpose={short(purpose)} is no text.\nFix: a word for what is drawn, such as 'noise'"
+            )
         return derive_key("step", self.seed or 0, epoch, step, v, purpose)
 
     def sample_key(self, epoch: int, position: int, purpose: str = "sample") -> int:
@@ -151,14 +155,16 @@ class Plan:
         if epoch < 0 or not 0 <= step < self.steps_per_epoch:
             raise ValueError(
                 f"epoch {epoch}, step {step}: an epoch has steps 0 to {self.steps_per_epoch - 1} "
-                f"({self.num_items} items, {self.global_batch_size} a step)."
+                f"({self.num_items} items, {self.global_batch_size} a step).\nFix: a step below steps_per_epoch"
             )
 
     def _check_shard(self, v: int) -> None:
         if type(v) is not int:
             require_int("v", v, at_least=0)
         if not 0 <= v < self.shards:
-            raise ValueError(f"shard {v}: there are shards 0 to {self.shards - 1}.")
+            raise ValueError(
+                f"shard {v}: there are shards 0 to {self.shards - 1}.\nFix: one of these, or a Plan with more shards"
+            )
 
 
 @dataclass(frozen=True)

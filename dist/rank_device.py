@@ -53,7 +53,7 @@ def named_device(device: object, default: torch.device) -> torch.device:
             raise TypeError(f"{type(device).__name__} names none")
         place = torch.device(device)
         torch.empty(0, device=place)
-    except (RuntimeError, TypeError, AssertionError, ImportError) as error:
+    except (RuntimeError, TypeError, ValueError, OverflowError, AssertionError, ImportError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"device={short(device)}: no device here ({reason}).\nFix: leave it out for the world's, {default}"

@@ -129,7 +129,7 @@ def class_weights(
     if lowest < 0 or highest >= (num_classes or MOST_CLASSES):
         raise ValueError(
             f"class_weights(): targets go from {lowest} to {highest}, classes from 0"
-            + f" to {(num_classes or MOST_CLASSES) - 1}."
+            + f" to {(num_classes or MOST_CLASSES) - 1}.\nFix: leave out samples that have no class, or say num_classes"
         )
     counts = torch.bincount(labels, minlength=num_classes or 0).double()
     present = counts > 0

@@ -201,7 +201,8 @@ def read_environ(environ: Mapping[str, str] | None) -> Mapping[str, str]:
         return os.environ
     if not isinstance(environ, Mapping) or not isinstance(environ.get(VARIABLE, ""), str):
         raise ValueError(
-            f"environ: a mapping such as {{{VARIABLE!r}: '0,1'}}, of text to text, was expected, not {short(environ)}"
+            f"environ: a mapping such as {{{VARIABLE!r}: '0,1'}}, of text to text, was expected, not {short(environ)}.\n"
+            "Fix: os.environ, or a dict of what is to be read"
         )
     return environ
 
