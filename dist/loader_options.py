@@ -1,9 +1,9 @@
-"""What a ShardLoader may be given, and what it answers to the rest."""
+"""What loaders may be given, and what they answer to the rest."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -44,18 +44,39 @@ _REFUSED = {
 }
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any], *, owner: str) -> None:
+    """Refuse what a DataLoader would take and a loader by steps cannot; ``owner`` is the class that was given it."""
     for name, value in options.items():
-        if name in _REFUSED:
-            raise ValueError(f"ShardLoader({name}={value!r}): {_REFUSED[name].format(value=value)}")
+        _refuse_batching(name, value, owner)
         if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, [*_OPTIONS, "global_batch_size", "micro_batch_size"], n=1)
-            raise TypeError(f"ShardLoader has no option {name!r}" + (f": {near[0]!r}?" if near else "."))
+            raise TypeError(f"{owner} has no option {name!r}{_nearest(name, _OPTIONS)}")
     if not options.get("in_order", True):
         raise ValueError(
-            "ShardLoader(in_order=False): which samples a step sees would depend on which worker is faster.\n"
+            f"{owner}(in_order=False): which samples a step sees would depend on which worker is faster.\n"
             "Fix: leave it out"
         )
+
+
+def refuse_options(options: Mapping[str, Any], *, owner: str) -> None:
+    """The same where there is no DataLoader inside: none of its options means anything."""
+    for name, value in options.items():
+        _refuse_batching(name, value, owner)
+        if name not in _OPTIONS:
+            raise TypeError(f"{owner} has no option {name!r}{_nearest(name, ())}")
+        raise TypeError(
+            f"{owner} has no option {name!r}: batches are gathered from memory, without workers or collation.\n"
+            "Fix: leave it out, or use ShardLoader, which takes DataLoader's options"
+        )
+
+
+def _refuse_batching(name: str, value: Any, owner: str) -> None:
+    if name in _REFUSED:
+        raise ValueError(f"{owner}({name}={value!r}): {_REFUSED[name].format(value=value)}")
+
+
+def _nearest(name: str, options: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, [*options, "global_batch_size", "micro_batch_size"], n=1)
+    return f": {near[0]!r}?" if near else "."
 
 
 def check_dataset(dataset: Any) -> None:
@@ -79,10 +100,10 @@ def check_dataset(dataset: Any) -> None:
         )
 
 
-def check_sampler(sampler: Any, shuffle: bool) -> None:
+def check_sampler(sampler: Any, shuffle: bool, *, owner: str) -> None:
     if shuffle:
         raise ValueError(
-            "ShardLoader got sampler= and shuffle=True: both say the order.\nFix: leave out one of the two"
+            f"{owner} got sampler= and shuffle=True: both say the order.\nFix: leave out one of the two"
         )
     name = type(sampler).__name__
     if knows_whole_epochs(sampler):
@@ -90,11 +111,11 @@ def check_sampler(sampler: Any, shuffle: bool) -> None:
     part = sharded_part(sampler)
     if part is not None or getattr(sampler, "is_sharded", False):
         raise ValueError(
-            f"sampler={name} gives one rank's share already, and ShardLoader would share that again: with W "
+            f"sampler={name} gives one rank's share already, and {owner} would share that again: with W "
             "ranks each would see 1/W of 1/W of the data.\n"
             "Fix: leave sampler= out and pass shuffle=True, or keep the sampler with torch's DataLoader"
         )
-    if not isinstance(sampler, Sized):
+    if not isinstance(sampler, Sized) or getattr(sampler, "ndim", 1) == 0:
         raise ValueError(
             f"sampler={name} has no __len__: how many steps an epoch has would be unknown.\n"
             "Fix: a sampler with __len__"
@@ -106,7 +127,7 @@ def knows_whole_epochs(sampler: Any) -> bool:
     return hasattr(sampler, "indices_at") and hasattr(sampler, "epoch_length")
 
 
-def samples_of_epoch(dataset: Any, sampler: Any, global_batch_size: int) -> int:
+def samples_of_epoch(dataset: Any, sampler: Any, global_batch_size: int, *, owner: str) -> int:
     """How many samples all ranks together see in an epoch.
 
     Raises:
@@ -123,7 +144,7 @@ def samples_of_epoch(dataset: Any, sampler: Any, global_batch_size: int) -> int:
             else f"{type(sampler).__name__}(lengths, global_batch_size=...)"
         )
         raise ValueError(
-            f"sampler={type(sampler).__name__} was made with {said}, ShardLoader cuts steps of {global_batch_size} "
+            f"sampler={type(sampler).__name__} was made with {said}, {owner} cuts steps of {global_batch_size} "
             f"samples: its batches of similar lengths would be torn apart.\nFix: {fix}; or give it to torch's "
             "DataLoader as batch_sampler="
         )
@@ -131,17 +152,18 @@ def samples_of_epoch(dataset: Any, sampler: Any, global_batch_size: int) -> int:
 
 
 def resolve_batch_sizes(
-    global_batch_size: int | None, micro_batch_size: int | None, shards: int
+    global_batch_size: int | None, micro_batch_size: int | None, shards: int, *, owner: str
 ) -> tuple[int, int | None]:
-    for name, value in (("global_batch_size", global_batch_size), ("micro_batch_size", micro_batch_size)):
-        if value is not None:
-            require_int(name, value, at_least=1)
+    if global_batch_size is not None:
+        global_batch_size = require_int("global_batch_size", global_batch_size, at_least=1)
+    if micro_batch_size is not None:
+        micro_batch_size = require_int("micro_batch_size", micro_batch_size, at_least=1)
     if global_batch_size is not None:
         return global_batch_size, micro_batch_size
     if micro_batch_size is not None:
         return micro_batch_size * shards, micro_batch_size
     raise ValueError(
-        "ShardLoader got no batch size.\n"
+        f"{owner} got no batch size.\n"
         "Fix: global_batch_size= (samples of a step over all ranks) or micro_batch_size= (samples of a forward "
         "pass on each rank)"
     )

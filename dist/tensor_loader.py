@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler, TensorDataset
 
-from phalanx.dist.audits import audit_same_dataset
 from phalanx.dist.augment import Transform, augment_batch, check_transforms
 from phalanx.dist.batches import BatchQueue
 from phalanx.dist.keys import derive_key
-from phalanx.dist.loaders import ShardLoader
+from phalanx.dist.loader_options import refuse_options
 from phalanx.dist.membership import check_world
 from phalanx.dist.permutation import Indices
 from phalanx.dist.plan import Tail
 from phalanx.dist.rank_device import named_device
+from phalanx.dist.steps import StepLoader
 
 if TYPE_CHECKING:
     from phalanx.dist.world import World
@@ -29,7 +29,7 @@ _SAMPLES_TOGETHER = 2048
 _VALUES_TOGETHER = 1 << 22
 
 
-class TensorLoader(ShardLoader):
+class TensorLoader(StepLoader):
     """This rank's share of every step from tensors in memory: a `ShardLoader` without workers, much faster.
 
     The tensors are moved to ``device`` once; a batch is a gather there, and ``augment`` transforms the batch at
@@ -89,7 +89,7 @@ class TensorLoader(ShardLoader):
         world: World | None = None,
         **refused: Any,
     ) -> None:
-        _refuse(refused)
+        refuse_options(refused, owner=type(self).__name__)
         _check_tensors(tensors)
         self.augment = check_transforms(augment) if augment is not None else ()
         if self.augment:  # tried on one sample, so that what does not fit is known before the first step
@@ -114,39 +114,12 @@ class TensorLoader(ShardLoader):
         )
         self.device = self.tensors[0].device
 
-    def _make_inner(self) -> Any:
-        return _GatheredBatches(self)
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "augment": [_words(transform) for transform in self.augment]}
 
-    def _audit(self) -> None:
-        """As the base class does it, with the transforms among the settings."""
-        if self.world.world_size == 1 or not torch.distributed.is_initialized():
-            return
-        settings: dict[str, Any] = {**self.plan.to_dict(), "micro_batch_size": self.micro_batch_size}
-        settings["virtual_ranks"] = self.virtual_ranks
-        settings["augment"] = [_words(transform) for transform in self.augment]
-        if self.sampler is not None:
-            settings["order drawn from the sampler"] = self._orders.fingerprint()
-        audit_same_dataset(self.dataset, self.world, settings=settings)
-
-    def _gather(self, epoch: int, positions: Indices, indices: Any) -> tuple[Tensor, ...]:
-        """The samples at these dataset indices, augmented for these positions."""
-        rows = torch.as_tensor(indices, dtype=torch.int64).to(self.tensors[0].device, non_blocking=True)
-        first, *others = (tensor.index_select(0, rows) for tensor in self.tensors)
-        if self.augment:
-            key = derive_key(self.plan.seed or 0, epoch, "augment")
-            first = augment_batch(first, self.augment, key=key, positions=positions)
-        return first, *others
-
-
-class _GatheredBatches:
-    """Stands where the base class has a DataLoader: iterating draws from the queue and yields batches in order."""
-
-    def __init__(self, loader: TensorLoader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+    def _contents(self, queue: BatchQueue) -> Iterator[Any]:
         # The queue makes its list of pending batches when it is iterated, not when it is first drawn from.
-        return self._batches(iter(self._loader._queue), self._loader._queue)
+        return self._batches(iter(queue), queue)
 
     def _batches(self, orders: Iterator[Any], queue: BatchQueue) -> Iterator[tuple[Tensor, ...]]:
         pending = queue.pending
@@ -154,7 +127,7 @@ class _GatheredBatches:
         positions: list[Indices] = []
         indices: list[Any] = []
         epoch = queue.epoch
-        limit = min(_SAMPLES_TOGETHER, _VALUES_TOGETHER // max(1, self._loader.tensors[0][:1].numel()))
+        limit = min(_SAMPLES_TOGETHER, _VALUES_TOGETHER // max(1, self.tensors[0][:1].numel()))
         for _, _, found in orders:
             fetched = pending[-1].fetched
             if sizes and sum(sizes) + len(fetched) > limit:
@@ -169,15 +142,24 @@ class _GatheredBatches:
     def _together(
         self, epoch: int, positions: list[Indices], indices: list[Any], sizes: list[int]
     ) -> Iterator[tuple[Tensor, ...]]:
-        gathered = self._loader._gather(epoch, np.concatenate(positions), np.concatenate(indices))
+        gathered = self._gather(epoch, np.concatenate(positions), np.concatenate(indices))
         start = 0
         # With virtual ranks in memory of their own: how many batches are gathered together, and with it where in
         # memory a slice begins, depends on the world size, and kernels may sum in another order for that.
-        own = self._loader.virtual_ranks is not None
+        own = self.virtual_ranks is not None
         for size in sizes:
             batch = tuple(tensor[start : start + size] for tensor in gathered)
             yield tuple(tensor.clone() for tensor in batch) if own else batch
             start += size
+
+    def _gather(self, epoch: int, positions: Indices, indices: Any) -> tuple[Tensor, ...]:
+        """The samples at these dataset indices, augmented for these positions."""
+        rows = torch.as_tensor(indices, dtype=torch.int64).to(self.tensors[0].device, non_blocking=True)
+        first, *others = (tensor.index_select(0, rows) for tensor in self.tensors)
+        if self.augment:
+            key = derive_key(self.plan.seed or 0, epoch, "augment")
+            first = augment_batch(first, self.augment, key=key, positions=positions)
+        return first, *others
 
 
 def _words(transform: Transform) -> str:
@@ -205,19 +187,4 @@ def _check_tensors(tensors: Sequence[Any]) -> None:
         raise ValueError(
             f"TensorLoader got tensors of lengths {lengths}: images and labels would not belong together.\n"
             "Fix: tensors with one row per sample each"
-        )
-
-
-def _refuse(options: dict[str, Any]) -> None:
-    """An answer to what a DataLoader would take."""
-    for name, value in options.items():
-        if name == "batch_size":
-            raise ValueError(
-                f"TensorLoader(batch_size={value!r}): it does not say whether that is over all ranks or on each: the "
-                f"learning rate would fit one of the two.\nFix: global_batch_size={value!r} (samples of a step over all "
-                f"ranks) or micro_batch_size={value!r} (samples of a forward pass on each rank)"
-            )
-        raise TypeError(
-            f"TensorLoader has no option {name!r}: batches are gathered from memory, without workers or collation.\n"
-            "Fix: leave it out, or use ShardLoader, which takes DataLoader's options"
         )
