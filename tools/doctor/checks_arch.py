@@ -295,7 +295,8 @@ def check_jetson(facts: Facts) -> Finding | None:
         "or run the container: docker run --runtime nvidia nvcr.io/nvidia/l4t-pytorch (dustynv/pytorch for newer JetPacks)",
     )
     title = "a generic aarch64 wheel of torch on a Jetson"
-    if version and (".nv" in version or "+nv" in version or cuda_works(facts) is True):
+    unfit = symptom_weight(facts, "arch-not-in-build") >= 74
+    if version and (".nv" in version or "+nv" in version or (cuda_works(facts) is True and not unfit)):
         return fine("jetson-wrong-wheel", "torch is the Jetson build", version)
     if (
         version
@@ -304,7 +305,8 @@ def check_jetson(facts: Facts) -> Finding | None:
             cuda_works(facts) is False
             or torch_cuda(facts) == ""
             or symptom_weight(facts, "jetson-wrong-wheel")
-            or symptom_weight(facts, "arch-not-in-build")
+            or says(facts, r"not available|unavailable|no gpu|is_available")
+            or unfit
         )
     ):
         how = "uv pip" if installer(facts) == "uv" else "pip"

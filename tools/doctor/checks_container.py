@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.tools.doctor.facts import Facts
 from phalanx.tools.doctor.findings import Finding
-from phalanx.tools.doctor.judging import fail, suspected
+from phalanx.tools.doctor.judging import fail, suspected, warn
 from phalanx.tools.doctor.reading import cuda_works, has_nvidia_gpu, in_container, is_rocm, torch_cuda
 
 _START = (
@@ -27,6 +27,17 @@ def check_without_gpus(facts: Facts) -> Finding | None:
     ):
         evidence = (f"{box.kind}, NVIDIA_VISIBLE_DEVICES={asked}", "no /dev/nvidia* in it")
         return fail("container-without-gpus", title, evidence, _START, 84)
+    nothing = not facts.gpus and not (facts.driver and (facts.driver.version or facts.driver.cuda))
+    if (
+        in_container(facts)
+        and not facts.live
+        and nothing
+        and torch_cuda(facts)
+        and cuda_works(facts) is False
+    ):
+        seen = f"torch with CUDA {torch_cuda(facts)} in a container, neither GPU nor driver in sight"
+        told = suspected(facts, "container-without-gpus", title, _START, evidence=(seen,))
+        return told or warn("container-without-gpus", title, (seen,), _START, 62)
     refuted = (
         cuda_works(facts) is True
         or torch_cuda(facts) == ""

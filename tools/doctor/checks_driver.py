@@ -18,13 +18,15 @@ from phalanx.tools.doctor.reading import (
     in_container,
     is_consumer,
     is_rocm,
+    is_vendor_build,
     nvidia_gpus,
     says,
     short_cuda,
     system,
     torch_cuda,
+    torch_version,
 )
-from phalanx.tools.facts.tables import capability_facts, driver_for_cuda, driver_runs_cuda
+from phalanx.tools.facts.tables import capability_facts, default_cuda, driver_for_cuda, driver_runs_cuda
 from phalanx.tools.facts.versions import version_of
 
 _NVSWITCH_NAMES = re.compile(
@@ -48,7 +50,7 @@ def _driver_words(facts: Facts) -> str:
 
 def check_driver_too_old(facts: Facts) -> Finding | None:
     """A driver runs every CUDA of its own major number (from 11 on) and all older ones."""
-    cuda = torch_cuda(facts)
+    cuda = torch_cuda(facts) or _assumed_cuda(facts)
     driver = facts.driver
     runs = None
     if cuda and driver is not None:
@@ -56,7 +58,7 @@ def check_driver_too_old(facts: Facts) -> Finding | None:
     need = driver_for_cuda(cuda, _driver_system(facts)) if cuda else None
     if runs is False and cuda and need and cuda_works(facts) is not True:
         evidence = (
-            f"torch is built for CUDA {short_cuda(cuda)}, which needs driver {need.version} or newer",
+            f"{'torch' if torch_cuda(facts) else 'the image, or the default build of torch,'} is built for CUDA {short_cuda(cuda)}, which needs driver {need.version} or newer",
             f"found {_driver_words(facts)}",
         )
         return proven(
@@ -77,6 +79,18 @@ def check_driver_too_old(facts: Facts) -> Finding | None:
         facts, "driver-too-old", "the NVIDIA driver is older than this CUDA needs", _driver_fix(facts, wanted),
         refuted=runs is True and cuda_works(facts) is not False and symptom_weight(facts, "driver-too-old") < 84,
     )  # fmt: skip
+
+
+def _assumed_cuda(facts: Facts) -> str | None:
+    """The CUDA of an image, or of the registry's build of this torch, where the report names none."""
+    if torch_cuda(facts) is not None or cuda_works(facts) is True or is_rocm(facts):
+        return None
+    if facts.container and facts.container.cuda and not is_consumer(facts):
+        return facts.container.cuda
+    known = (
+        cuda_works(facts) is False and system(facts) == "linux" and not is_vendor_build(torch_version(facts))
+    )
+    return default_cuda(torch_version(facts) or "") if known else None
 
 
 def _driver_older_than_gpu(facts: Facts) -> Finding | None:

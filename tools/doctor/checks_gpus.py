@@ -12,7 +12,10 @@ from phalanx.tools.doctor.judging import fail, fine, proven, suspected, symptom_
 from phalanx.tools.doctor.reading import cuda_works, env, gpu_label, nvidia_gpus, says
 from phalanx.tools.facts.tables import gpu_by_name, xid
 
-_XID = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]{4,20})\)?: (\d{1,4})|\bXid[: ]{1,3}(\d{1,4})\b", re.I)
+_XID = re.compile(
+    r"Xid \(PCI:([0-9a-fA-F:.]{4,20})\)?: (\d{1,4})|\bXids?(?: errors?)?[: ]{1,3}(\d{1,4}(?:(?:,| and|, and| or|/)? ?\d{1,4}){0,6})\b",
+    re.I,
+)
 _APPLICATION = {8, 13, 31, 32, 43, 45, 68, 69}  # a program's own faults: nothing is wrong with the machine
 _QUIET = {38, 44, 56, 63, 66, 92, 121, 137, 154, 171}
 _LOST = {54, 79, 119, 120, 143, 158}
@@ -81,13 +84,17 @@ def _xids(facts: Facts) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     for line in (*(facts.kernel_log or ()), *(line for line in facts.messages if "xid" in line.lower())):
         match = _XID.search(line)
-        if match:
-            code = int(match[2] or match[3])
+        for code in _codes(match) if match else ():
             row = xid(code)
             entry = (code, f"Xid {code}{': ' + row['title'] if row else ''}   {' '.join(line.split())[:160]}")
             if entry not in found:
                 found.append(entry)
     return found
+
+
+def _codes(match: re.Match[str]) -> list[int]:
+    """The codes a line names: "Xid (PCI:0000:3b:00): 48" has one, "Xid 63 and 94" two."""
+    return [int(match[2])] if match[2] else [int(number) for number in re.findall(r"\d{1,4}", match[3])]
 
 
 def check_xids(facts: Facts) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -11,7 +12,6 @@ from typing import Any, TypeVar
 from phalanx.tools.doctor.facts import Facts
 
 T = TypeVar("T")
-_HINTS: dict[type, dict[str, Any]] = {}
 
 
 def to_json(facts: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def from_json(data: Any) -> Facts:
 
 def build(kind: type[T], data: Any) -> T:
     """An instance of a facts dataclass out of a JSON object."""
-    hints = _HINTS.setdefault(kind, typing.get_type_hints(kind))
+    hints = _hints(kind)
     values = {}
     for name, value in data.items() if isinstance(data, Mapping) else ():
         if name in hints:
@@ -48,6 +48,11 @@ def build(kind: type[T], data: Any) -> T:
             if fitting is not None:
                 values[name] = fitting
     return kind(**values)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _plain(value: Any) -> Any:

@@ -36,7 +36,8 @@ def symptom_weight(facts: Facts, cause: str) -> int:
 
 def symptom_lines(facts: Facts, cause: str) -> tuple[str, ...]:
     """The messages that point at a cause, at most three."""
-    return tuple(sighting.line for sighting in seen(facts, cause)[:3])
+    lines = (sighting.line for sighting in seen(facts, cause))
+    return tuple(line for line in lines if not line.startswith("("))[:3]
 
 
 def suspected(

@@ -109,9 +109,27 @@ def in_container(facts: Facts) -> bool:
 
 def words_of(facts: Facts) -> tuple[str, ...]:
     """Every message there is: a report's lines, errors of imports and of the driver, the kernel's on NVIDIA."""
-    errors = [part.error for part in (facts.torch, facts.torchvision, facts.torchaudio, facts.driver) if part and part.error]
+    errors = [
+        part.error
+        for part in (facts.torch, facts.torchvision, facts.torchaudio, facts.driver)
+        if part and part.error
+    ]
     kernel = [line for line in facts.kernel_log or () if "nv" in line.lower()]
-    return (*facts.messages, *(line for error in errors for line in error.split("\n")), *kernel)
+    return (
+        *facts.messages,
+        *_surroundings(facts),
+        *(line for error in errors for line in error.split("\n")),
+        *kernel,
+    )
+
+
+def _surroundings(facts: Facts) -> tuple[str, ...]:
+    """Where this is, in a word each, for symptoms that mean something else elsewhere."""
+    platform, box = facts.platform, facts.container
+    words = ["wsl2" if platform and platform.wsl else "", "windows" if system(facts) == "windows" else ""]
+    words.append("container" if box and box.kind else "")
+    said = " ".join(word for word in words if word)
+    return (f"({said})",) if said and facts.messages else ()
 
 
 def seen(facts: Facts, cause: str) -> tuple[Sighting, ...]:

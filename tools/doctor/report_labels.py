@@ -6,6 +6,7 @@ A label is known by its letters and digits alone, so that one table reads collec
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -139,6 +140,13 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("nccl available|nccl built|is nccl available", _truth("torch.nccl_built")),
     ("hip runtime version|clang", _ignored),
     ("libraries mapped|loaded libraries|ldd", read.libraries),
+    ("numpy version|numpy", read.distribution("numpy")),
+    ("accelerate version|accelerate", read.distribution("accelerate")),
+    ("transformers version|transformers", read.distribution("transformers")),
+    ("deepspeed version|deepspeed", read.distribution("deepspeed")),
+    ("flash attn|flash attention|flash attn version", read.distribution("flash-attn")),
+    ("xformers|xformers version", read.distribution("xformers")),
+    ("mkl|mkl version", read.distribution("mkl")),
     ("env|environment variables|variables|environ", read.environment),
     ("packages|pip packages|pip list|installed packages|extra|requirements|pip|pip freeze", read.packages),
     ("master addr|rendezvous address", read.variable("MASTER_ADDR")),
@@ -197,7 +205,8 @@ def read_value(draft: Draft, label: str, value: Any) -> bool:
     reader = LABELS.get(key_of(label))
     if reader is None:
         return False
-    reader(draft, value)
+    with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):
+        reader(draft, value)  # a value of a kind nobody expected must not lose the others
     return True
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from phalanx.tools.doctor.draft import Draft
 from phalanx.tools.doctor.facts import Facts
 from phalanx.tools.doctor.facts_json import to_json
 from phalanx.tools.doctor.report_clean import LONGEST_TEXT, clean_lines
-from phalanx.tools.doctor.report_labels import LABELS, PLAIN_LABELS, key_of, split_label
+from phalanx.tools.doctor.report_labels import LABELS, PLAIN_LABELS, key_of, read_value, split_label
 from phalanx.tools.doctor.report_loose import is_own, own_facts, parse_object, read_object
 from phalanx.tools.doctor.report_prose import gpu_in_prose, read_prose
 from phalanx.tools.doctor.report_tables import read_table_line
@@ -72,17 +73,18 @@ def _read_lines(draft: Draft, lines: list[str]) -> None:
             gpu_name(draft, *listed)
             continue
         if in_gpus and line.strip() and not split_label(line) and len(line) < 80 and not line.startswith("["):
-            LABELS["gpus"](draft, line.strip())
+            read_value(draft, "gpus", re.sub(r"^\s{0,8}GPU (\d{1,2}) ", r"GPU \1: ", line).strip())
+            continue
         in_gpus = False
         if read_table_line(draft, line):
             continue
         pair = split_label(line)
         if pair is not None:
-            in_gpus = key_of(pair[0]) == "gpumodelsandconfiguration" and not pair[1]
-            LABELS[key_of(pair[0])](draft, pair[1])
-            _answer(draft, lines, position)
+            in_gpus = key_of(pair[0]) == "gpumodelsandconfiguration"
+            read_value(draft, pair[0], pair[1])
+            _on_next_line(draft, pair, lines[position + 1] if position + 1 < len(lines) else "")
         read_prose(draft, line)
-        if pair is None or key_of(pair[0]) not in PLAIN_LABELS:
+        if pair is None or key_of(pair[0]) not in PLAIN_LABELS or " and " in pair[1]:
             words.append(line)
     _interactive(draft, lines)
     if not draft.gpus:
@@ -90,12 +92,11 @@ def _read_lines(draft: Draft, lines: list[str]) -> None:
     draft.messages.extend(_kept(words))
 
 
-def _answer(draft: Draft, lines: list[str], position: int) -> None:
-    """Nothing to do for a labelled line with its value; kept apart for labels whose value is on the next line."""
-    pair = split_label(lines[position])
-    following = lines[position + 1].strip() if position + 1 < len(lines) else ""
-    if pair and not pair[1] and following and split_label(following) is None and len(following) < 60:
-        LABELS[key_of(pair[0])](draft, following.strip("'\"`"))
+def _on_next_line(draft: Draft, pair: tuple[str, str], following: str) -> None:
+    """A label without a value has it on the next line, as issue forms do."""
+    following = following.strip()
+    if not pair[1] and following and split_label(following) is None and len(following) < 60:
+        read_value(draft, pair[0], following.strip("'\"`"))
 
 
 _ASKED = {
@@ -125,7 +126,7 @@ def _interactive(draft: Draft, lines: list[str]) -> None:
         answer = rest or (lines[position + 1].strip().strip("'\"`") if position + 1 < len(lines) else "")
         label = _ASKED[name]
         if label in LABELS and (answer or rest == ""):
-            LABELS[label](draft, None if answer in ("", "None") and label == "torchcuda" else answer)
+            read_value(draft, label, None if answer in ("", "None") and label == "torchcuda" else answer)
         elif label == "numpyversion" and answer[:1].isdigit():
             draft.package("numpy", answer)
 

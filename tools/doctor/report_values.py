@@ -88,7 +88,7 @@ def torch_hip(draft: Draft, value: Any) -> None:
 
 def arch_list(draft: Draft, value: Any) -> None:
     """Architectures, in any list form."""
-    text = " ".join(value) if isinstance(value, (list, tuple)) else str(value)
+    text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     entries = re.findall(r"\b(?:sm|compute)_\d{2,3}[af]?\b|\bgfx[0-9a-f]{3,4}\b", text)
     if entries:
         draft.put("torch.arch_list", list(dict.fromkeys(entries)))
@@ -228,6 +228,7 @@ _NAMES_GPU = re.compile(
 
 
 def _gpu_part(draft: Draft, part: str) -> None:
+    part = re.sub(r"^GPU (\d{1,2})[ :]{1,3}(?=[A-Za-z])", r"GPU \1: ", part)
     line = _GPU_LINE.match(part)
     if line:
         gpu_name(draft, int(line[1]), line[2])
@@ -517,6 +518,17 @@ def variable(name: str) -> Callable[[Draft, Any], None]:
         text = known(value)
         if text is not None:
             draft.env.setdefault(name, text)
+
+    return reader
+
+
+def distribution(name: str) -> Callable[[Draft, Any], None]:
+    """A reader of the version of one distribution."""
+
+    def reader(draft: Draft, value: Any) -> None:
+        version = known(value)
+        if version and version[0].isdigit() and not any(entry["name"] == name for entry in draft.packages):
+            draft.package(name, version.split()[0])
 
     return reader
 

@@ -49,7 +49,13 @@ def matters(line: str) -> bool:
 
 def mentions(messages: tuple[str, ...], pattern: str) -> bool:
     """Whether a pattern (in lower case) is anywhere in the messages."""
-    return re.search(pattern, _joined(messages)) is not None
+    return _compiled(pattern).search(_joined(messages)) is not None
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Kept here, since there are more patterns than the re module keeps."""
+    return re.compile(pattern)
 
 
 @functools.lru_cache(maxsize=8)
@@ -71,12 +77,12 @@ def _all_sightings(messages: tuple[str, ...]) -> dict[str, tuple[Sighting, ...]]
     text = _joined(messages)
     found: dict[str, list[Sighting]] = {}
     for symptom in SYMPTOMS if text else ():
-        match = re.search(symptom.pattern, text)
+        match = _compiled(symptom.pattern).search(text)
         if match is None:
             continue
-        if symptom.also and not re.search(symptom.also, text):
+        if symptom.also and not _compiled(symptom.also).search(text):
             continue
-        if symptom.unless and re.search(symptom.unless, text):
+        if symptom.unless and _compiled(symptom.unless).search(text):
             continue
         found.setdefault(symptom.id, []).append(Sighting(symptom.weight, _line_at(messages, text, match)))
     return {cause: _strongest(seen) for cause, seen in found.items()}

@@ -36,6 +36,7 @@ class DriverNeed:
     certain: bool = True
 
 
+@functools.lru_cache(maxsize=1024)
 def driver_for_cuda(cuda: str, system: str = "linux") -> DriverNeed | None:
     """The lowest driver for a CUDA build; from CUDA 11 on any driver of the same major number will do.
 
@@ -68,6 +69,7 @@ def _toolkit_driver(wanted: Version, key: str) -> str | None:
     return min(numbers, key=version_of, default=None)
 
 
+@functools.lru_cache(maxsize=1024)
 def cuda_of_driver(driver: str) -> str | None:
     """The newest CUDA that a driver supports, as nvidia-smi prints it.
 
@@ -81,6 +83,7 @@ def cuda_of_driver(driver: str) -> str | None:
     return known[max(fitting)] if fitting else None
 
 
+@functools.lru_cache(maxsize=1024)
 def driver_runs_cuda(
     driver: str | None, driver_cuda: str | None, cuda: str, system: str = "linux"
 ) -> bool | None:
@@ -307,6 +310,22 @@ def releases() -> tuple[dict[str, Any], ...]:
     return tuple(table("torch_matrix")["releases"])
 
 
+def default_cuda(torch: str) -> str | None:
+    """The CUDA of what `pip install torch` gave on Linux x86_64 for a release.
+
+    >>> default_cuda("2.6.0"), default_cuda("1.2.0"), default_cuda("9.9")
+    ('12.4', '10.0', None)
+    """
+    release = _release(torch)
+    if release is None:
+        return None
+    if "default_cuda" in release:
+        return str(release["default_cuda"])
+    tag = release["pypi_default"]["linux_x86_64"]
+    return next((str(row["cuda"]) for row in release["cuda_variants"] if row["tag"] == tag), None)
+
+
+@functools.lru_cache(maxsize=1024)
 def best_variant(
     torch: str, driver: str | None, driver_cuda: str | None, system: str = "linux"
 ) -> str | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 Version = tuple[int, ...]
 _NUMBERS = re.compile(r"\d{1,9}(?:\.\d{1,9}){0,5}")
 
 
+@functools.lru_cache(maxsize=4096)
 def version_of(text: str | None) -> Version:
     """The first version number in a text, () where there is none.
 
