@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 
 from phalanx.dist.environments import accelerate_launch, mpi, single, slurm, torchrun
@@ -42,5 +43,25 @@ def detect(environ: Mapping[str, str] | None = None) -> RankEnvironment:
     )
     if found is None:
         accelerate_launch.refuse_lone_process(environ)
+        single.warn_of_meeting_place(environ)
         found = single.single()
+    elif found.source == "torchrun":
+        _warn_of_lone_copies(environ, found)
     return found
+
+
+def _warn_of_lone_copies(environ: Mapping[str, str], found: RankEnvironment) -> None:
+    """RANK and WORLD_SIZE of some earlier run in the environment that mpirun or srun passes on to every process."""
+    if torchrun.is_set(environ, "TORCHELASTIC_RUN_ID") or found.world_size > 1:
+        return  # a launcher inside each task
+    sizes = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
+    sizes += ("SLURM_STEP_NUM_TASKS",) if slurm.is_step(environ) else ()
+    for name in sizes:
+        text = environ.get(name, "").strip()
+        if text.isdecimal() and int(text) > 1:
+            warnings.warn(
+                f"RANK={found.rank} WORLD_SIZE=1 are set, and count, but {name}={text}: {text} processes were started, and "
+                "each trains alone. Fix: unset RANK WORLD_SIZE LOCAL_RANK, if they are to be one run",
+                stacklevel=3,
+            )
+            return

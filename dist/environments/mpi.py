@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from phalanx.dist.environments import slurm
 from phalanx.dist.environments.rank_environment import (
     InvalidRankEnvironment,
     RankEnvironment,
+    is_loopback,
     read_int,
     refuse_contradictions,
 )
@@ -87,6 +89,7 @@ def from_environ(environ: Mapping[str, str]) -> RankEnvironment | None:
     launcher = next((each for each in _LAUNCHERS if is_set(environ, each.rank)), None)
     if launcher is None:
         _refuse_size_alone(environ)
+        _refuse_pmix_alone(environ)
         return None
     world_size = read_int(environ, launcher.size, minimum=1)
     rank = read_int(environ, launcher.rank)
@@ -98,8 +101,11 @@ def from_environ(environ: Mapping[str, str]) -> RankEnvironment | None:
             f"Fix: pass {launcher.name}'s variables on, or start the ranks with `phalanx run`"
         )
     local_rank, ranks_here = _first(environ, launcher.local_rank), _first(environ, launcher.local_size)
-    if local_rank is None and is_step(environ):
+    task = _same_task(environ, rank, world_size)
+    if local_rank is None and task is not None:
         return None  # srun --mpi=pmi2: Slurm tells the same rank, and the local one as well
+    if ranks_here is None and task is not None:
+        ranks_here = task.local_world_size
     if ranks_here is None and world_size == 1:
         ranks_here = 1
     if local_rank is None:
@@ -114,15 +120,30 @@ def from_environ(environ: Mapping[str, str]) -> RankEnvironment | None:
     found = RankEnvironment(
         rank=rank,
         local_rank=local_rank,
-        node_rank=0 if ranks_here == world_size else None,
+        node_rank=0 if ranks_here == world_size else None if task is None else task.node_rank,
         world_size=world_size,
         local_world_size=ranks_here,
-        master_addr=_master_addr(environ, one_node=ranks_here == world_size),
+        master_addr=_master_addr(environ, ranks_here, world_size) if task is None else task.master_addr,
         master_port=read_int(environ, "MASTER_PORT", minimum=1, maximum=65535) or master_port(environ),
         source="mpi",
     )
     refuse_contradictions(environ, found, f"this {launcher.name} process's")
     return found
+
+
+def _same_task(environ: Mapping[str, str], rank: int, world_size: int) -> RankEnvironment | None:
+    """The Slurm task that this process is, where ``srun`` itself started the ranks (``--mpi=pmi2``, Cray's PMI).
+
+    An mpirun inside an allocation may start its daemons by srun: those tasks are other ones, one for each node.
+    """
+    if not is_step(environ):
+        return None
+    tasks = read_int(environ, "SLURM_STEP_NUM_TASKS") or read_int(environ, "SLURM_NTASKS")
+    if (read_int(environ, "SLURM_PROCID"), tasks) != (rank, world_size) or not is_set(
+        environ, "SLURM_LOCALID"
+    ):
+        return None
+    return slurm.from_environ(environ)
 
 
 def master_port(environ: Mapping[str, str]) -> int:
@@ -143,11 +164,17 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     return next((value for value in values if value is not None), None)
 
 
-def _master_addr(environ: Mapping[str, str], *, one_node: bool) -> str:
+def _master_addr(environ: Mapping[str, str], ranks_here: int | None, world_size: int) -> str:
     given = environ.get("MASTER_ADDR", "").strip()
+    if given and is_loopback(given) and ranks_here is not None and ranks_here < world_size:
+        raise InvalidRankEnvironment(
+            f"MASTER_ADDR={given}, but MPI started {ranks_here} of {world_size} ranks on this node: the others would look "
+            "for rank 0 on their own node.\nThe ranks would wait for each other until the timeout.\n"
+            "Fix: mpirun -x MASTER_ADDR=<host of rank 0> ..."
+        )
     if given:
         return given
-    if one_node:
+    if ranks_here == world_size:
         return "127.0.0.1"
     host = _first_host(environ)
     if host is None:
@@ -178,6 +205,17 @@ def _first_host(environ: Mapping[str, str]) -> str | None:
         except ValueError as error:
             raise InvalidRankEnvironment(f"SLURM_JOB_NODELIST: {error}") from None
     return None
+
+
+def _refuse_pmix_alone(environ: Mapping[str, str]) -> None:
+    """PMIx tells a process its rank by a variable, and the number of ranks only to those that speak PMIx."""
+    rank = environ.get("PMIX_RANK", "").strip()
+    if re.fullmatch(r"\d+", rank) and int(rank) > 0 and not is_step(environ):
+        raise InvalidRankEnvironment(
+            f"PMIX_RANK={rank}, but nothing tells how many ranks there are.\n"
+            "This process would train alone, beside the others.\n"
+            "Fix: start the ranks with mpirun or srun, whose variables tell it, or with `phalanx run`"
+        )
 
 
 def _refuse_size_alone(environ: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -86,6 +87,56 @@ def test_who_speaks_first() -> None:
     assert detect({"PMI_RANK": "1", "PMI_SIZE": "2", **STEP}).source == "slurm"
 
 
+SEVERAL_NODES = {
+    **STEP,
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "n[05-06]",
+    "SLURM_JOB_NODELIST": "n[01-06]",
+    "SLURM_PROCID": "3",
+    "SLURM_NODEID": "1",
+}
+
+
+def test_srun_that_speaks_pmi_tells_the_rest() -> None:
+    """Cray's and Slurm's own PMI on several nodes: the step's first host, not the allocation's."""
+    found = detect({"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", **SEVERAL_NODES})
+    assert (found.source, found.rank, found.local_rank, found.local_world_size) == ("mpi", 3, 1, 2)
+    assert (found.node_rank, found.master_addr) == (1, "n05")
+    found = detect({"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.7.0", **SEVERAL_NODES})
+    assert (found.source, found.master_addr, found.rank) == ("slurm", "n05", 3)
+
+
+def test_daemons_that_mpirun_starts_by_srun_are_no_ranks() -> None:
+    """One task for each node, whose number says nothing about the ranks on it."""
+    daemon = {**SEVERAL_NODES, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+    hydra = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+    found = detect({**hydra, **daemon})
+    assert (found.source, found.rank, found.local_rank, found.local_world_size) == ("mpi", 5, 1, 4)
+    assert found.master_addr == "n01"  # where mpirun runs, and rank 0
+    with pytest.raises(InvalidRankEnvironment, match="none of MPI_LOCALRANKID"):
+        detect({"PMI_RANK": "5", "PMI_SIZE": "8", **daemon})
+
+
+def test_what_is_left_over_in_the_environment_is_told() -> None:
+    """Processes that each take themselves for the only one."""
+    by_hand = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    for several in (CRAY, OPEN_MPI, STEP):
+        with pytest.warns(UserWarning, match="each trains alone. Fix: unset RANK WORLD_SIZE LOCAL_RANK"):
+            assert detect({**several, **by_hand}).world_size == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert detect({**several, **by_hand, "TORCHELASTIC_RUN_ID": "7"}).world_size == 1
+    with pytest.warns(
+        UserWarning, match="MASTER_ADDR=trainer-0.trainer is set, but neither RANK nor WORLD_SIZE"
+    ):
+        assert detect({"MASTER_ADDR": "trainer-0.trainer", "MASTER_PORT": "29500"}).source == "single"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert detect({"MASTER_ADDR": "127.0.0.1"}).source == "single"
+
+
 def test_where_to_meet(tmp_path: Path) -> None:
     found = detect(OPEN_MPI)
     assert found.master_addr == "node1"
@@ -121,6 +172,8 @@ def test_where_to_meet(tmp_path: Path) -> None:
         ({**CRAY, "PMI_RANK": "x"}, "PMI_RANK='x' is not a whole number"),
         ({**CRAY, "PMI_RANK": "2"}, "rank 2 is outside a world of 2"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "8"}, "local rank 8 is outside this node's 8 ranks"),
+        ({**OPEN_MPI, "MASTER_ADDR": "localhost"}, "MASTER_ADDR=localhost, but MPI started 8 of 12 ranks"),
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "7"}, "PMIX_RANK=1, but nothing tells how many"),
         ({**OPEN_MPI, "WORLD_SIZE": "4"}, "WORLD_SIZE=4, but this Open MPI process's is 12"),
     ],
 )
