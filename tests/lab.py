@@ -59,7 +59,8 @@ class Node:
     def words(self, *words: str | Path) -> list[str]:
         """A command line that runs ``words`` on this node."""
         enter = ["nsenter", f"--target={self.pid}", "--net", "--mount", "--uts", "--pid", "--"]
-        return [*enter, *map(str, words)]
+        # nsenter forks: when it is killed, what it started has to end as well.
+        return [*enter, "setpriv", "--pdeathsig", "KILL", *map(str, words)]
 
     def run(
         self,

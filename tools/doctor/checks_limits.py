@@ -214,7 +214,9 @@ def _disk(facts: Facts, disk: DiskFacts) -> Iterator[Finding]:
     place = f"{disk.path}{f' ({disk.purpose})' if disk.purpose else ''}"
     fix = (f"df -h {disk.path}; df -i {disk.path}; remove old checkpoints, or write elsewhere",)
     if disk.read_only or disk.writable is False:
-        yield (fail if facts.live and disk.purpose else warn)(
+        # A job may be started from a folder that it does not write to.
+        needed = facts.live and disk.purpose in ("output folder", "temporary files")
+        yield (fail if needed else warn)(
             "disk-not-writable",
             f"{place} cannot be written",
             (f"{disk.filesystem or 'file system'}, {'read-only' if disk.read_only else 'no permission'}",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from phalanx.dist.gpus import Gpu
 from phalanx.dist.visibility import InvalidVisibleDevices, visible_devices
@@ -27,6 +27,7 @@ _NEAR_MISSES = (
     "LOCALRANK",
     "NCCL_SOCKET_IFACE",
 )
+_OTHERS = ("CCL_", "RCCL_", "HCCL_", "BCCL_", "HIP_", "ROCR_", "GPU_", "MSCCL")
 _CONTRADICTIONS = (
     ("NCCL_IB_DISABLE", "1", "NCCL_IB_HCA", None, "InfiniBand is switched off, so NCCL_IB_HCA does nothing"),
     ("NCCL_P2P_DISABLE", "1", "NCCL_P2P_LEVEL", None, "peer-to-peer is switched off, so NCCL_P2P_LEVEL does nothing"),
@@ -145,9 +146,12 @@ def check_spelling(facts: Facts) -> Iterator[Finding]:
     """A misspelt variable is read by nobody, and nobody says so."""
     known = variables()
     for name, value in sorted(env(facts).items()):
-        if name in known or not (_OURS.match(name) or name in _NEAR_MISSES):
+        if name in known:
             continue
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.86)
+        if _OURS.match(name) or name in _NEAR_MISSES:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.86)
+        else:  # a slip in the first letters: NCLL_DEBUG
+            near = _slips(name, known)
         if near and near[0] not in env(facts) and not name.startswith(near[0] + "_"):
             yield warn(
                 "variable-misspelt",
@@ -156,6 +160,14 @@ def check_spelling(facts: Facts) -> Iterator[Finding]:
                 (f"export {near[0]}={value}; unset {name}",),
                 53,
             )
+
+
+def _slips(name: str, known: Iterable[str]) -> list[str]:
+    """A known name with the same letters but one or two; other libraries' own prefixes are no slips."""
+    if name.startswith(_OTHERS):
+        return []
+    alike = [other for other in known if _OURS.match(other) and abs(len(other) - len(name)) <= 1]
+    return difflib.get_close_matches(name, alike, n=1, cutoff=0.9)
 
 
 def check_renamed(facts: Facts) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -9,17 +10,21 @@ from phalanx.tools.doctor.probes.isolation import Partial
 from phalanx.tools.doctor.probes.scene import Scene
 
 
-def places(scene: Scene) -> dict[str, Path]:
-    """What the run uses, by purpose; a purpose that nobody set is left out."""
+def places(scene: Scene, *, of_a_job: bool = True) -> dict[str, Path]:
+    """What the run uses, by purpose; a purpose that nobody set is left out.
+
+    Without ``of_a_job`` only what every job on this node needs: a prolog starts in /, as root.
+    """
     environ = scene.environ
     found: dict[str, Path] = {}
-    try:
-        found["working folder"] = Path.cwd()
-    except OSError:  # it was removed under us
-        pass
+    if of_a_job:
+        with contextlib.suppress(OSError):  # it was removed under us
+            found["working folder"] = Path.cwd()
     if scene.output_dir is not None:
         found["output folder"] = scene.output_dir
     found["temporary files"] = Path(environ.get("TMPDIR") or "/tmp")
+    if not of_a_job:
+        return found
     if environ.get("HOME"):
         found["home"] = Path(environ["HOME"])
     for name in ("HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME"):
