@@ -96,8 +96,23 @@ CHECKS: Mapping[str, Check] = {
 
 # What a cause brings with it: not worth a line of its own beside it.
 CONSEQUENCES: Mapping[str, Collection[str]] = {
-    "kernel-module-not-loaded": ("driver-too-old", "container-without-gpus", "cpu-only-torch"),
-    "driver-library-mismatch": ("kernel-module-not-loaded", "container-without-gpus", "driver-too-old"),
+    "kernel-module-not-loaded": (
+        "driver-too-old",
+        "container-without-gpus",
+        "cpu-only-torch",
+        "fabricmanager-not-running",
+    ),
+    "driver-library-mismatch": (
+        "kernel-module-not-loaded",
+        "container-without-gpus",
+        "driver-too-old",
+        "fabricmanager-not-running",
+    ),
+    "cuda-visible-devices-invalid": ("fabricmanager-not-running",),
+    "gpu-lost": ("fabricmanager-not-running",),
+    "gpu-ecc-error": ("fabricmanager-not-running",),
+    "exclusive-compute-mode": ("fabricmanager-not-running",),
+    "mig-single-device": ("fabricmanager-not-running",),
     "forward-compat-on-geforce": ("driver-too-old", "fabricmanager-not-running"),
     "driver-too-old": ("fabricmanager-not-running", "container-without-gpus", "kernel-module-not-loaded"),
     "wsl-libcuda-not-on-path": (
@@ -159,11 +174,15 @@ def _one_each(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _without_consequences(findings: list[Finding]) -> list[Finding]:
+    """Leave out what a finding above explains; what is proven better than its supposed cause stays."""
     ordered = in_order(findings)
     dropped: set[str] = set()
+    explained: set[str] = set()
     for finding in ordered:
-        if finding.status in ("fail", "warn") and finding.weight >= 60 and finding.id not in dropped:
-            dropped.update(CONSEQUENCES.get(finding.id, ()))
+        if finding.id in explained:
+            dropped.add(finding.id)
+        elif finding.status in ("fail", "warn") and finding.weight >= 60:
+            explained.update(CONSEQUENCES.get(finding.id, ()))
     named = [
         finding for finding in ordered if finding.status == "fail" and finding.id not in (*_VAGUE, *dropped)
     ]

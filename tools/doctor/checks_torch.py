@@ -129,7 +129,7 @@ def check_cpu_only(facts: Facts) -> Finding | None:
         "cpu-only-torch",
         title,
         fix,
-        refuted=known or cuda_works(facts) is True or has_nvidia_gpu(facts) is False,
+        refuted=known or is_jetson(facts) or cuda_works(facts) is True or has_nvidia_gpu(facts) is False,
     )
 
 

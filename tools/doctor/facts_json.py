@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from phalanx.tools.doctor.facts import Facts
 
 T = TypeVar("T")
+_KNOWN_HINTS: dict[type[Any], dict[str, Any]] = {}
 
 
 def to_json(facts: Any) -> dict[str, Any]:
@@ -50,9 +50,11 @@ def build(kind: type[T], data: Any) -> T:
     return kind(**values)
 
 
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """A dataclass's hints as types; looking them up takes longer than reading the values."""
+    if kind not in _KNOWN_HINTS:
+        _KNOWN_HINTS[kind] = typing.get_type_hints(kind)
+    return _KNOWN_HINTS[kind]
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 KNOWN_IDS = frozenset(
     [
+        "accelerate-needs-newer-torch",
         "accelerate-too-old-for-transformers",
         "arch-not-in-build",
         "bios-large-bar-off",
@@ -21,6 +22,7 @@ KNOWN_IDS = frozenset(
         "cuda-visible-devices-invalid",
         "cuda-visible-devices-set-too-late",
         "cudnn-library-not-found",
+        "deepspeed-too-old-for-torch",
         "disk-full",
         "disk-not-writable",
         "driver-does-not-answer",
@@ -99,10 +101,13 @@ KNOWN_IDS = frozenset(
         "torch-torchvision-cuda-mismatch",
         "torch-torchvision-mismatch",
         "torchvision-cpu-build",
+        "transformers-needs-newer-torch",
         "variable-debug-only",
         "variable-deprecated",
         "variable-misspelt",
         "variables-contradict",
         "wsl-libcuda-not-on-path",
+        "xformers-too-old-for-torch",
+        "xid-application",
     ]
 )
