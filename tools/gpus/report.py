@@ -64,6 +64,7 @@ def node_of(text: str, host: str) -> NodeReading:
             notes=tuple(own["notes"]),
             computer=_made(HostReading, own["computer"]),
             **fields,
+            **_extras(own),
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         first = next(iter(text.strip().splitlines()), "nothing")
