@@ -18,6 +18,7 @@ from phalanx.tools.doctor.host_peer import MARK
 from phalanx.tools.doctor.hosts import PEER, HostView, examine
 from tests.conftest import ROOT
 from tests.lab import Lab, lab, missing
+from tests.tools.doctor.live import quick_torch
 
 _WHY_NOT = missing()
 needs_lab = pytest.mark.skipif(_WHY_NOT is not None, reason=f"lab of network namespaces: {_WHY_NOT}")
@@ -201,11 +202,11 @@ def nodes() -> Iterator[Lab]:
         yield running
 
 
-def doctor(nodes: Lab, *words: str, hosts: str = "n1,n2,n3", **environ: str) -> dict[str, Any]:
-    """`phalanx doctor --hosts` on n1, without what this machine's single hosts suffer from."""
+def doctor(nodes: Lab, *words: str, hosts: str = "n1,n2,n3") -> dict[str, Any]:
+    """`phalanx doctor --hosts` on n1; torch is one that imports at once, on every host."""
     done = nodes["n1"].python(
         *("-m", "phalanx", "doctor", "--hosts", hosts, "--json", *words),
-        environ={"PHALANX_DOCTOR_TIMEOUT_S": "60", **environ},
+        environ=quick_torch(nodes.folder),
         cwd=ROOT,
         timeout_s=150,
     )
@@ -241,7 +242,7 @@ def test_three_hosts_by_ssh(nodes: Lab) -> None:
 
 @needs_lab
 def test_a_cut_and_a_wrong_name_and_a_taken_port(nodes: Lab) -> None:
-    """One run for three faults: each costs an import of torch on three hosts."""
+    """Several faults at once, each said by itself."""
     n1, n2, n3 = (nodes[name] for name in ("n1", "n2", "n3"))
     text = n2.hosts.read_text()
     code = (
