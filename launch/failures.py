@@ -278,11 +278,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def failure_json(failures: Sequence[Failure]) -> dict[str, Any]:
-    """The content of ``failure.json``."""
+def failure_json(failures: Sequence[Failure], diagnoses: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The content of ``failure.json``; ``diagnoses`` are those of `phalanx explain`."""
     return {
         "schema": 1,
         "first": failures[0].to_json(),
         "others": [failure.to_json() for failure in failures[1:]],
-        "diagnoses": [],
+        "diagnoses": list(diagnoses),
     }

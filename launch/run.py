@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.launch import processes
+from phalanx.launch.explained import explain_run
 from phalanx.launch.failures import Failure, failure_json, format_report, write_json
 from phalanx.launch.guardian import GuardianHandle, fork_guardian
 from phalanx.launch.interrupts import Interrupted, Interrupts
@@ -289,13 +290,15 @@ class _Run:
         if not failures:
             raise RuntimeError("the ranks ended without a result")
         failure_file: Path | None = None
+        refused = _refused_arguments(failures)
+        diagnoses, explanation = ([], "") if refused else explain_run(failures, self._log_dir)
         if self._log_dir is not None:
             failure_file = self._log_dir / "failure.json"
             try:
-                write_json(failure_file, failure_json(failures))
+                write_json(failure_file, failure_json(failures, diagnoses))
             except OSError:
                 failure_file = None
-        if _refused_arguments(failures):
+        if refused:
             # What argparse, click and our recipes do about arguments they cannot take; their message is shown.
             output.say(
                 f"phalanx run: {self._spec.target.display} does not take these arguments (it ended with exit code 2, "
@@ -303,6 +306,8 @@ class _Run:
             )
             return EXIT_USAGE
         output.say(format_report(failures, attempts=self._spec.max_restarts + 1, failure_file=failure_file))
+        if explanation:
+            output.say(explanation)
         return EXIT_FAILED
 
     def _finish(self, code: int) -> None:

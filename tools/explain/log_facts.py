@@ -18,7 +18,12 @@ class Fact:
     once: bool = False  # the first line tells all
 
     def search(self, text: str) -> re.Match[str] | None:
+        """Where the pattern fits a line."""
         return _compiled(self.pattern).search(text)
+
+    def may_fit(self, raw: str) -> bool:
+        """Whether it can fit a line whose prefixes are still there."""
+        return "^" in self.pattern or self.search(raw) is not None
 
 
 _CACHE: dict[str, re.Pattern[str]] = {}
@@ -82,7 +87,7 @@ FACTS = (
 SIGNS = Fact(
     name="end",
     when=(
-        "childfailederror", "failed", "first failure", "srun: error", "slurmstepd: error", "non-zero exit status",
+        "childfailederror", ".py failed", "failed (exitcode", "first failure", "srun: error", "slurmstepd: error", "non-zero exit status",
         "core dumped", "terminate called", "fatal python error", "exitcode", "exits with return code", "aborted", "killed",
         "segmentation fault", "bus error", "exit code", "killing subprocess",
     ),
@@ -105,6 +110,23 @@ _SUCCESS = re.compile(
     re.IGNORECASE,
 )
 _NEGATED = re.compile(r"\b(?:not|never|un|fail|error|exception|abort)", re.IGNORECASE)
+#: One of these is in each text that the expressions above fit; looking for them costs much less.
+_STEP_WORDS = (
+    "epoch",
+    "step",
+    "iter",
+    "batch",
+    "round",
+    "loss",
+    "acc",
+    "lr",
+    "ppl",
+    "/s",
+    "throughput",
+    "%|",
+    "s/it",
+)
+_SUCCESS_WORDS = ("complete", "finish", "done", "succe", "best", "final", "reached", "code 0", "code: 0")
 MANY_STEPS = 1000  # a sentence about success counts as much as this
 
 
@@ -115,10 +137,11 @@ def health_of(text: str) -> int:
     (1, 1000, 0)
     """
     text = text[:400]
-    if "Error" in text[:120] or "Traceback" in text:
-        return 0
-    if _SUCCESS.search(text) and not _NEGATED.search(text):
+    lower = text.lower()
+    if any(word in lower for word in _SUCCESS_WORDS) and _SUCCESS.search(text) and not _NEGATED.search(text):
         return MANY_STEPS
+    if not any(word in lower for word in _STEP_WORDS) or "Error" in text[:120] or "Traceback" in text:
+        return 0
     return 1 if _PROGRESS.search(text) else 0
 
 

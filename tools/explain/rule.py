@@ -61,6 +61,12 @@ class Rule:
                 return {name: value for name, value in found.groupdict().items() if value is not None}
         return None
 
+    def may_fit(self, raw: str) -> bool:
+        """Whether it can fit a line whose prefixes are still there."""
+        return any(pattern.startswith("^") or "|^" in pattern for pattern in self.patterns) or (
+            self.match(raw) is not None
+        )
+
     def in_words(self, groups: Mapping[str, str]) -> str:
         """The cause, with what was captured."""
         for sentence in self.cause:

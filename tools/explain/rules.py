@@ -34,34 +34,40 @@ BY_ID: dict[str, Rule] = {**SIBLINGS, **{rule.id: rule for rule in RULES}}
 #: Lines that the assembly of tracebacks needs, whatever rules say.
 TRACEBACK_WORDS = (b"traceback (most recent call last)", b"the above exception", b"exception ignored in")
 #: Ends of exceptions' names, for lines that stand alone.
-_EXCEPTION_WORDS = (b"error", b"exception")
+_EXCEPTION_WORDS = (b"error", b"exception", b"interrupt", b"failure", b"exit", b"timeout")
 
 Entry = Rule | Fact
 Waiting = tuple[tuple[bytes, tuple[Entry, ...]], ...]
 
 #: Words that much text has: of a ``when`` text another word is looked for.
 _COMMON = frozenset(
-    b"is was not no the a an in on of to for from with without by and or but has have had been be are were all any at that "
-    b"this when while then same size only file node found loss load open input index ready equal state train world limit retry "
-    b"built array number values option method system module master model device number version failed failing before after "
-    b"between instead more than too old must requires expects cannot can't call calls runtime library found does".split()
+    b"""is was not no the a an in on of to for from with without by and or but has have had been be are were all any at
+    that this when while then same size only file files node found loss load open input index ready equal state train world
+    limit retry built array number values option method system module master model device number version failed failing
+    before after between instead more than too old must requires expects require cannot can't call calls runtime library
+    does mode write read machine python class type types support supported ran time import image function status space such
+    object process tensor tensors range look available return count missing should local find same once got one sent send
+    training batch rank ranks data error tasks gpu gpus inf reached out per name code get key self many match custom store
+    .py match required exits""".split()
 )
 
 
-def key_of(when: str) -> bytes:
+def key_of(when: str) -> bytes | None:
     """The word of a ``when`` text by which lines are found: the longest one that little text has.
 
-    >>> key_of("failed finding central directory"), key_of("is nan")
-    (b'directory', b'nan')
+    None where all its words are common; then the text itself has to be looked for.
+
+    >>> key_of("failed finding central directory"), key_of("is nan"), key_of("file write failed")
+    (b'directory', b'nan', None)
     """
     words = when.encode().split()
-    rare = [word for word in words if word not in _COMMON and len(word) > 2]
-    return max(rare or words, key=len)
+    rare = [word for word in words if word not in _COMMON and len(word) > (3 if len(words) > 2 else 2)]
+    return max(rare, key=len, default=None)
 
 
 @lru_cache(maxsize=1)
 def index() -> dict[bytes, Waiting]:
-    """By key word: the ``when`` texts that have it, each with whatever waits for it."""
+    """By key word (or a text of common words): the ``when`` texts that have it, each with whatever waits for it."""
     by_text: dict[str, list[Entry]] = {}
     entries: list[Entry] = [*RULES, *FACTS, SIGNS]
     for entry in entries:
@@ -69,9 +75,9 @@ def index() -> dict[bytes, Waiting]:
             by_text.setdefault(text, []).append(entry)
     found: dict[bytes, list[tuple[bytes, tuple[Entry, ...]]]] = {}
     for text, waiting in by_text.items():
-        found.setdefault(key_of(text), []).append((text.encode(), tuple(waiting)))
+        found.setdefault(key_of(text) or text.encode(), []).append((text.encode(), tuple(waiting)))
     for word in (*TRACEBACK_WORDS, *_EXCEPTION_WORDS):
-        found.setdefault(key_of(word.decode()), [])
+        found.setdefault(key_of(word.decode()) or word, [])
     return {key: tuple(texts) for key, texts in found.items()}
 
 

@@ -149,6 +149,17 @@ RULES = (
         weight=55,
     ),
     Rule(
+        id="killed-from-outside",
+        when=("no sign of the oom killer",),
+        patterns=(r"no sign of the OOM killer",),
+        cause=("a process was ended by SIGKILL, and the kernel counted no lack of memory",),
+        fix=(
+            "ask who sent it: the scheduler (sacct -j JOB), a supervisor with a memory limit of its own, or a person",
+        ),
+        weight=60,
+        beats=("host-oom-kill",),
+    ),
+    Rule(
         id="host-out-of-memory",
         when=("allocate memory", "memoryerror", "unable to allocate", "bad_alloc"),
         patterns=(

@@ -24,6 +24,9 @@ from phalanx.tools.explain.vocabulary import Vocabulary
 BLOCK_BYTES = 1 << 20
 _DIGITS = b"0123456789"
 _MAX_SHAPES = 100_000  # of lines that nobody wants
+_SAMPLED = 16  # of the steps in a large log one in so many is looked at
+_SMALL = 20_000  # lines of one source; in more than that, wrapped lines are not put together again
+_EXCEPTIONS = (b"Error", b"Exception", b"Interrupt", b"Failure", b"Exit", b"Timeout")
 _LOOKED_AT = 50  # last lines of a block of which each is new, to see whether the run goes on
 _MISSES = 64  # times that a shape was looked at in vain, until it is taken for one that nobody wants
 _MAX_HITS = 2_000  # of one rule; the first count
@@ -90,18 +93,31 @@ class Scanner:
             self._learn(lines, shapes)
             self._skip(block, lines, any(health_of(line.decode("latin-1")) for line in lines[-_LOOKED_AT:]))
             return
-        boring = self._boring
+        self._read_lines(lines, shapes)
+        self._recent.extend(lines[-_CONTEXT:])
+
+    def _read_lines(self, lines: list[bytes], shapes: list[bytes]) -> None:
+        """The lines of a block in which something may matter, one by one."""
+        boring, healthy, keys = self._boring, self._healthy, tuple(self._keys)
         for number, shape in enumerate(shapes):
             data = lines[number]
             self._order += 1
             if not data.startswith(REDRAWN):
                 self._number += 1
-            if shape in boring and not self._tracebacks.is_reading:
-                if shape in self._healthy:
-                    self._note_health(data)
-                continue
+            if not self._tracebacks.is_reading:
+                if shape in boring:
+                    if shape in healthy and (number % _SAMPLED == 0 or self._number <= _SMALL):
+                        self._note_health(data)
+                    continue
+                lower = data.lower()
+                for key in keys:
+                    if key in lower:
+                        break
+                else:
+                    if self._waiting is None:
+                        self._bore(data, shape)
+                        continue
             self._take(data, shape, lines, number)
-        self._recent.extend(lines[-_CONTEXT:])
 
     def _learn(self, lines: list[bytes], shapes: list[bytes]) -> None:
         """Take shapes for boring, as long as they repeat: what is new in every line is not worth it."""
@@ -126,10 +142,13 @@ class Scanner:
         marks.append((order, worth))
 
     def _note_health(self, data: bytes) -> None:
+        """Progress counts only after something that looked like a failure."""
+        if not (self.scan.hits or self.scan.tracebacks or self.scan.signs):
+            return
         line = self._line(data)
         worth = health_of(line.text)
         if worth:
-            self._mark(line.stream, self._order, worth)
+            self._mark(line.stream, self._order, worth if self._number <= _SMALL else worth * _SAMPLED)
 
     def _line(self, data: bytes) -> Line:
         if len(data) > _MAX_LINE:
@@ -147,6 +166,7 @@ class Scanner:
         """A line that is new, or known to matter."""
         lower = data.lower()
         wanted: list[Entry] = []
+        wanted_before = False
         is_traceback = False
         if any(key in lower for key in self._keys):
             seen = self.scan.facts
@@ -156,9 +176,13 @@ class Scanner:
                 if not (isinstance(e, Fact) and e.once and seen.has(e.name))
             ]
             is_traceback = any(word in lower for word in TRACEBACK_WORDS)
+            wanted_before = bool(wanted)
+            if wanted and self._number > _SMALL:
+                raw = data[:_MAX_LINE].decode(errors="replace")
+                wanted = [entry for entry in wanted if entry.may_fit(raw)]
         is_alone = not (wanted or is_traceback or self._tracebacks.is_reading or self._waiting)
-        if is_alone and b"rror" not in data and b"xception" not in data:
-            self._bore(data, shape)
+        if is_alone and not any(word in data for word in _EXCEPTIONS):
+            (self._miss if wanted_before else self._bore)(data, shape)
             return
         line = self._line(data)
         self._time = line.time
@@ -177,9 +201,15 @@ class Scanner:
             self._mark(line.stream, self._order, worth)
         else:
             self._lone_exception(line)
-        self._misses[shape] = self._misses.get(shape, 0) + 1
-        if self._misses[shape] >= _MISSES and not self._tracebacks.is_reading:
+        self._miss(data, shape)
+
+    def _miss(self, data: bytes, shape: bytes) -> None:
+        """A line with the words of a rule that does not fit it."""
+        count = self._misses[shape] = self._misses.get(shape, 0) + 1
+        if count >= _MISSES and not self._tracebacks.is_reading:
             self._bore(data, shape)
+        elif len(self._misses) >= _MAX_SHAPES:
+            self._misses.clear()
 
     def _bore(self, data: bytes, shape: bytes) -> None:
         if len(self._boring) >= _MAX_SHAPES:
@@ -187,7 +217,7 @@ class Scanner:
             self._healthy.clear()
             self._misses.clear()
         self._boring.add(shape)
-        if health_of(data[:600].decode("latin-1")):
+        if (data != shape or self._number <= _SMALL) and health_of(data[:400].decode("latin-1")):
             self._healthy.add(shape)
             self._note_health(data)
 
@@ -215,7 +245,7 @@ class Scanner:
                 else:
                     told = True
                     self._hit(entry, line, groups, closed, lines, number)
-        self._waiting = (line, missed) if missed else None
+        self._waiting = (line, missed) if missed and self._number <= _SMALL else None
         return told
 
     def _join_waiting(self, line: Line) -> None:

@@ -108,12 +108,6 @@ SIBLINGS = {
             ("the speed of the disk that is written to",),
         ),
         _sibling(
-            "killed-from-outside",
-            ("a process was ended by SIGKILL, and the kernel's counters show no lack of memory",),
-            ("ask who sent it: the scheduler (sacct -j JOB), a supervisor with a memory limit of its own, or a person",),
-            weight=40,
-        ),
-        _sibling(
             "every-process-is-rank0",
             ("{count} processes each believe that they are rank 0 of 1: the launcher's variables do not reach the script",),
             (

@@ -188,8 +188,8 @@ def _in_folder(folder: Path) -> list[Source]:
             break
     if not found:
         raise UsageMistake(f"{str(folder)!r} holds no log.", fix="name the files: phalanx explain FILE FILE")
-    # A report knows which rank was first; what it says is to be known before the logs are read.
-    return sorted(found, key=lambda source: source.data is None)
+    # Reports last, so that evidence is quoted from the logs where they have it.
+    return sorted(found, key=lambda source: source.data is not None)
 
 
 def _log_files(folder: Path) -> Iterator[Path]:

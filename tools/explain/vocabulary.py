@@ -10,7 +10,7 @@ _MOST_WORDS = 300_000
 
 
 class Vocabulary:
-    """Remembers for each word that was seen which of some keys are part of it.
+    """Remembers for each word that was seen which of some keys are part of it; keys of several words are searched for.
 
     Logs are made of few words, used again and again: a block whose words are all known, and none of which
     holds a key, is done with by two set operations.
@@ -21,7 +21,9 @@ class Vocabulary:
     """
 
     def __init__(self, keys: Iterable[bytes]) -> None:
-        self._keys = tuple(keys)
+        keys = list(keys)
+        self._keys = tuple(key for key in keys if b" " not in key)
+        self._phrases = tuple(key for key in keys if b" " in key)
         self._known: set[bytes] = set()
         self._telling: dict[bytes, tuple[bytes, ...]] = {}
 
@@ -37,4 +39,6 @@ class Vocabulary:
             found = tuple(key for key in self._keys if key in word)
             if found:
                 self._telling[word] = found
-        return {key for word in words & self._telling.keys() for key in self._telling[word]}
+        told = {key for word in words & self._telling.keys() for key in self._telling[word]}
+        lower = block.lower()
+        return told.union(phrase for phrase in self._phrases if phrase in lower)
