@@ -20,6 +20,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -192,17 +193,22 @@ def compare(
 def report(pairs: list[dict[str, Any]], *, as_json: bool) -> None:
     """Print all of it and end: with 1 if a pair differs."""
     equal = sum(pair["equal"] for pair in pairs)
-    result = {
+    result: dict[str, Any] = {
         "pairs": pairs,
         "equal": equal,
         "tolerances": TOLERANCES,
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "versions": {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("accelerate", "deepspeed") if find_spec(name)},
+        },
         "cpus": os.cpu_count(),
     }
     if as_json:
         print(json.dumps(result))
         return
-    print(f"torch {torch.__version__}, {os.cpu_count()} CPUs, losses relative to those of the run that saved")
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    print(f"{versions}, {os.cpu_count()} CPUs, losses relative to those of the run that saved")
     for pair in pairs:
         print(
             f"  {pair['saved_by']:>13} -> {pair['resumed_by']:<13} {pair['optimizer']:<6} {pair['dtype']}"

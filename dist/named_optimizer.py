@@ -33,6 +33,11 @@ class NamedOptimizer(Protocol):
         ...
 
     @property
+    def joined(self) -> bool:
+        """Whether the optimizer sees parameters joined and cut, so that what it keeps by rows or norms is another thing."""
+        ...
+
+    @property
     def groups(self) -> list[list[str]]:
         """Parameter names of each group.
 
@@ -52,6 +57,14 @@ class NamedOptimizer(Protocol):
 
     def state(self) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         """What is kept for each parameter, and what is kept once for all of them."""
+        ...
+
+    def check(self, states: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> None:
+        """Find out whether `load` would take these states, before anything is loaded.
+
+        Raises:
+            OptimizerMismatchError: It would not.
+        """
         ...
 
     def load(
@@ -91,6 +104,11 @@ class PlainOptimizer:
         return type(self._optimizer).__name__
 
     @property
+    def joined(self) -> bool:
+        """See `NamedOptimizer`."""
+        return False
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """See `NamedOptimizer`."""
         return {name: tuple(parameter.shape) for parameter, name in self._names.items()}
@@ -120,6 +138,9 @@ class PlainOptimizer:
         states = {self._names[owner]: entries for owner, entries in owners.items() if owner in self._names}
         shared = {str(owner): entries for owner, entries in owners.items() if owner not in self._names}
         return states, shared
+
+    def check(self, states: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> None:
+        """See `NamedOptimizer`; torch takes what it has saved."""
 
     def load(
         self,

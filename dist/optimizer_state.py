@@ -14,6 +14,10 @@ from phalanx.dist.plain_values import decode, encode
 
 # Optimizers whose state means the same thing: one may go on where the other stopped.
 _SAME_STATE = ({"Adam", "AdamW"},)
+# Those that treat every element alike: their state means the same however parameters are joined and cut.
+_BY_ELEMENT = {
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+}  # fmt: skip
 
 
 def export_optimizer(optimizer: NamedOptimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -46,7 +50,13 @@ def export_optimizer(optimizer: NamedOptimizer) -> tuple[dict[str, Tensor], dict
         groups.append({"params": params, "options": plain})
     # State of the optimizer as a whole has a name of its own.
     whole = {owner: encode(entries, f"$optimizer/{owner}", keep) for owner, entries in shared.items()}
-    return tensors, {"class": optimizer.kind, "groups": groups, "state": state, "shared": whole}
+    return tensors, {
+        "class": optimizer.kind,
+        "joined": optimizer.joined,
+        "groups": groups,
+        "state": state,
+        "shared": whole,
+    }
 
 
 def prepare_optimizer(
@@ -72,6 +82,13 @@ def prepare_optimizer(
             f"the checkpoint's optimizer is {saved_kind}, this run's is {kind}: the state of one means nothing to the "
             f"other.\nFix: use {saved_kind}, or load the weights alone with load_state_dict()"
         )
+    if kind not in _BY_ELEMENT and plain.get("joined", False) != optimizer.joined:
+        raise OptimizerMismatchError(
+            f"the checkpoint's {saved_kind} state is that of parameters {'joined and cut by ZeRO' if plain.get('joined') else 'as they are'}: "
+            f"unlike SGD's and Adam's it means nothing to another strategy.\n"
+            f"Fix: go on with {'strategy=' + repr('deepspeed') if plain.get('joined') else 'ddp or fsdp'}, or load the weights alone "
+            "with load_state_dict()"
+        )
     groups = optimizer.groups
     saved_group = {name: number for number, group in enumerate(plain["groups"]) for name in group["params"]}
     ours = [name for group in groups for name in group]
@@ -88,6 +105,7 @@ def prepare_optimizer(
         _options(number, group, saved_group, plain["groups"], tensors) for number, group in enumerate(groups)
     ]
     states = _states(set(ours), tensors, plain)
+    optimizer.check(states, tensors)
 
     def load() -> None:
         shared = decode(plain.get("shared", {}), tensors.__getitem__)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.dist.checkpoint_errors import CheckpointWarning
+from phalanx.dist.checkpoint_errors import CheckpointWarning, OptimizerMismatchError
 from phalanx.dist.engines.deepspeed_state import ZeroState
 from phalanx.dist.flat_parts import FlatPart
 from phalanx.dist.held_state import ReadInto
@@ -97,6 +97,11 @@ class ZeroOptimizer:
         return type(self._state.torch_optimizer).__name__
 
     @property
+    def joined(self) -> bool:
+        """See `NamedOptimizer`."""
+        return True
+
+    @property
     def groups(self) -> list[list[str]]:
         """See `NamedOptimizer`."""
         return self._state.group_names
@@ -122,6 +127,18 @@ class ZeroOptimizer:
             }
             states[name] = {**entries, **copies}
         return states, {}
+
+    def check(self, states: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> None:
+        """See `NamedOptimizer`."""
+        for name in self._trained():
+            for key, value in states.get(name, {}).items():
+                shape = saved_shape(tensors, value.key)[0] if isinstance(value, Later) else ()
+                if shape and shape != self._state.shape(self._state.params[name]):
+                    raise OptimizerMismatchError(
+                        f"the checkpoint's {self.kind} keeps {key} of shape {list(shape)} for {name}, which is not one number "
+                        "for each element: ZeRO joins and cuts parameters, and has no place for it.\n"
+                        "Fix: go on with the strategy that saved it, or load the weights alone with load_state_dict()"
+                    )
 
     def load(
         self,

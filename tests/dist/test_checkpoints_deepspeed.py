@@ -36,6 +36,7 @@ OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True),
     "adam": lambda groups: torch.optim.Adam(groups, lr=0.02, amsgrad=True),
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.02, weight_decay=0.1),
+    "adafactor": lambda groups: torch.optim.Adafactor(groups, lr=0.02),
     "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=0.02, momentum=0.5),
 }
 SAVERS = ("zero1 adam", "zero2 sgd", "zero3 adamw", "zero3 sgd", "accelerate adamw", "ddp adam")
@@ -286,6 +287,14 @@ def _refused(folder: Path) -> dict[str, str]:
     job = Job(folder / "one", "zero3", "adam")
     job.train(2)
     job.checkpoints.save()
+    for saver, other in (("zero2", "ddp"), ("ddp", "zero2")):
+        rows = Job(folder / saver, saver, "adafactor")
+        rows.train(1)
+        rows.checkpoints.save()
+        assert Job(folder / saver, saver, "adafactor").restore().step == 1
+        with pytest.raises(OptimizerMismatchError) as strategy:
+            Job(folder / saver, other, "adafactor").restore()
+        found[saver] = str(strategy.value)
     for name, net, kind, error in (
         ("model", nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 7)), "adam", NothingMatchedError),
         ("optimizer", Net(), "sgd", OptimizerMismatchError),
@@ -432,6 +441,8 @@ def test_what_does_not_fit_is_named_and_nothing_changed(two_ranks: list[dict[str
         refused = found["refused"]
         assert "'inner.weight'" in refused["model"]
         assert "optimizer is Adam, this run's is SGD" in refused["optimizer"]
+        assert "parameters joined and cut by ZeRO" in refused["zero2"]
+        assert "parameters as they are: unlike SGD's and Adam's" in refused["ddp"]
         assert "outer.weight [5, 7] -> [6, 7]" in refused["shapes"]
 
 
