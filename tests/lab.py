@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 _PROGRAMS = ("ip", "unshare", "nsenter", "setpriv", "sshd", "ssh", "ssh-keygen", "mount")
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 _START_TIMEOUT_S = 20.0
@@ -70,7 +72,7 @@ class Node:
         timeout_s: float = 60.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on this node to its end; ``ssh NAME`` works there."""
-        return subprocess.run(
+        done = subprocess.run(
             self.words(*words),
             env=self.lab.environ | dict(environ or {}),
             cwd=cwd,
@@ -80,6 +82,8 @@ class Node:
             timeout=timeout_s,
             check=False,
         )
+        self.lab.settle()
+        return done
 
     def python(self, *words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
         """Run this Python on the node."""
@@ -106,6 +110,12 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.nodes: dict[str, Node] = {}
+        self.servers: list[subprocess.Popen[bytes]] = []
+
+    def settle(self) -> None:
+        """Wait until every sshd is back to listening: a session ends a moment after its client."""
+        if self.servers:
+            _wait(lambda: all(map(_is_idle, self.servers)), "idle sshd", self.servers[0])
 
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]
@@ -138,6 +148,7 @@ def lab(names: Sequence[str] = ("n1", "n2")) -> Iterator[Lab]:
             _join(switch, made.nodes[name])
         for node in made.nodes.values():
             _start_sshd(node, processes)
+        made.settle()
         yield made
     finally:
         for process in processes:
@@ -227,10 +238,18 @@ def _start_sshd(node: Node, processes: list[subprocess.Popen[bytes]]) -> None:
         stderr=log,
     )
     processes.append(process)
+    node.lab.servers.append(process)
     log.close()
-    listening = f"{22:04X} 00000000:0000 0A"
-    table = Path(f"/proc/{node.pid}/net/tcp")
-    _wait(lambda: listening in table.read_text(), f"sshd on {node.name}", process)
+
+
+def _is_idle(server: subprocess.Popen[bytes]) -> bool:
+    """Whether an sshd, which says what it does in its command line, serves nobody."""
+    lines = []
+    for process in psutil.Process(server.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            lines.append(" ".join(process.cmdline()))
+    daemons = [line for line in lines if line.startswith(("sshd", "/usr/sbin/sshd", "/usr/lib/openssh"))]
+    return len(daemons) == 1 and "[listener] 0 of" in daemons[0]
 
 
 def _must(pid: int, *words: str) -> None:
