@@ -63,7 +63,7 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("cuda used to build pytorch|torch cuda|torch cuda version|torch version cuda|pytorch cuda|pytorch cuda version|"
      "cuda built with|torch built with cuda", read.torch_cuda),
     ("rocm used to build pytorch|torch hip|torch hip version|torch version hip|rocm|rocm version|hip", read.torch_hip),
-    ("is cuda available|cuda available|torch cuda is available|cuda is available|gpu available|is available", _truth("torch.cuda_available")),
+    ("is cuda available|cuda available|available|torch cuda is available|cuda is available|gpu available|is available", _truth("torch.cuda_available")),
     ("torch arch list|arch list|torch cuda arch list|torch get arch list|cuda arch list", read.arch_list),
     ("torch git version|torch git|deepspeed info|cmake version|llvm version|is debug build|cuda module loading set to|"
      "miopen runtime version|is xnnpack available|build settings", _ignored),
@@ -93,7 +93,7 @@ _READERS: tuple[tuple[str, Reader], ...] = (
      "driver kernel|kernel module version|host driver version|kmd version|nvrm version", read.driver),
     ("driver library version|libcuda version|nvml version|nvml library version|userspace driver|user space driver version|"
      "driver userspace|libnvidia ml version|driver user", read.driver_library),
-    ("driver cuda|driver cuda version|cuda driver version|max cuda|cuda umd version|driver supports cuda|nvidia smi cuda", _version("driver.cuda")),
+    ("driver cuda|driver cuda version|cuda driver version|max cuda|cuda umd version|driver supports cuda|nvidia smi cuda", read.driver_cuda),
     ("cudnn version|cudnn|cudnn compiled|torch cudnn|compiled cudnn|cudnn built", read.cudnn),
     ("cudnn found|cudnn runtime|cudnn loaded|cudnn runtime version|loaded cudnn", _version("torch.cudnn_loaded")),
     ("nccl|nccl version|torch nccl", read.nccl),
@@ -189,6 +189,12 @@ PLAIN_LABELS = frozenset(
 _NO_COLON = re.compile(
     rf"^\W{{0,6}}({'|'.join(_SPOKEN)})\s{{1,8}}(?!is\b|of\b|and\b|was\b)(\S.{{0,200}})$", re.I
 )
+# detectron2's table has neither colon nor equals sign, only room between the columns.
+_COLUMNS = re.compile(
+    r"^\s{0,8}(PyTorch|torchvision|numpy|GPU available|CUDA available|CUDA_HOME|GCC|Driver version|Python|"
+    r"GPU \d{1,2}(?:,\d{1,2}){0,15}) {2,60}(\S.{0,200})$",
+    re.I,
+)
 _LABELLED = re.compile(
     r"^[\s|*\-•#`\"'\[]{0,12}([A-Za-z_][^:=\n]{0,60}?)[\s`*\"'\]]{0,4}(?:\s{0,4}\.{3,80}|:|\s?=(?!=))\s*(.*)$"
 )
@@ -216,7 +222,17 @@ def split_label(line: str) -> tuple[str, str] | None:
     if match and key_of(match[1]) in LABELS:
         return match[1], _trimmed(match[2])
     bare = _NO_COLON.match(line)
-    return (bare[1], _trimmed(bare[2])) if bare else None
+    return (bare[1], _trimmed(bare[2])) if bare else _split_columns(line)
+
+
+def _split_columns(line: str) -> tuple[str, str] | None:
+    columns = _COLUMNS.match(line)
+    if columns is None:
+        return None
+    label, value = columns[1], columns[2]
+    if label.lower().startswith("gpu "):
+        return ("gpus", f"{label}: {value}") if label[4].isdigit() else ("cuda available", value)
+    return label, _trimmed(value)
 
 
 def _trimmed(value: str) -> str:

@@ -70,7 +70,8 @@ def _read_lines(draft: Draft, lines: list[str]) -> None:
     for position, line in enumerate(lines):
         listed = is_gpu_line(line) if "(UUID" not in line else None
         if listed:
-            gpu_name(draft, *listed)
+            for index in listed[0]:
+                gpu_name(draft, index, listed[1])
             continue
         if in_gpus and line.strip() and not split_label(line) and len(line) < 80 and not line.startswith("["):
             read_value(draft, "gpus", re.sub(r"^\s{0,8}GPU (\d{1,2}) ", r"GPU \1: ", line).strip())
@@ -80,9 +81,11 @@ def _read_lines(draft: Draft, lines: list[str]) -> None:
             continue
         pair = split_label(line)
         if pair is not None:
-            in_gpus = key_of(pair[0]) == "gpumodelsandconfiguration"
+            key = key_of(pair[0])
+            in_gpus = key == "gpumodelsandconfiguration" or (key in ("gpu", "gpus") and not pair[1])
             read_value(draft, pair[0], pair[1])
-            _on_next_line(draft, pair, lines[position + 1] if position + 1 < len(lines) else "")
+            if not in_gpus:
+                _on_next_line(draft, pair, lines[position + 1] if position + 1 < len(lines) else "")
         read_prose(draft, line)
         if pair is None or key_of(pair[0]) not in PLAIN_LABELS or " and " in pair[1]:
             words.append(line)

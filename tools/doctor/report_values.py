@@ -205,7 +205,7 @@ def gpus(draft: Draft, value: Any) -> None:
     text = known(value)
     if text is None:
         return
-    for part in items(text):
+    for part in (text,) if is_gpu_line(text) else items(text):
         _gpu_part(draft, part)
 
 
@@ -218,7 +218,9 @@ def _gpu_item(draft: Draft, position: int, item: Any) -> None:
         gpu_name(draft, position, str(item))
 
 
-_GPU_LINE = re.compile(r"^\W{0,4}(?:GPU|CUDA|Device|cuda)[ :]?(\d{1,2})\s?[:=]\s?(\S.{0,120})$", re.I)
+_GPU_LINE = re.compile(
+    r"^\W{0,4}(?:GPU|CUDA|Device)[ :]?(\d{1,2}(?:, ?\d{1,2}){0,63})\s?[:=]\s?(\S.{0,120})$", re.I
+)
 _COUNTED = re.compile(r"^\(?(\d{1,2})\s?(?:x|\*|×)\s{0,2}(\S.{1,80})$", re.I)
 _TIMES = re.compile(r"^(\S.{1,80}?)\s?(?:x|\*|×)\s?(\d{1,2})$")
 _NAMES_GPU = re.compile(
@@ -229,9 +231,10 @@ _NAMES_GPU = re.compile(
 
 def _gpu_part(draft: Draft, part: str) -> None:
     part = re.sub(r"^GPU (\d{1,2})[ :]{1,3}(?=[A-Za-z])", r"GPU \1: ", part)
-    line = _GPU_LINE.match(part)
-    if line:
-        gpu_name(draft, int(line[1]), line[2])
+    listed = is_gpu_line(part)
+    if listed:
+        for index in listed[0]:
+            gpu_name(draft, index, listed[1])
         return
     counted, times = _COUNTED.match(part), _TIMES.match(part)
     name, count = (
@@ -246,14 +249,23 @@ def gpu_name(draft: Draft, index: int | None, name: str) -> None:
     """One GPU by name; what follows in brackets is its UUID."""
     uuid = re.search(r"(?:GPU|MIG)-[0-9a-fA-F-]{8,40}", name)
     gfx = re.search(r"\bgfx[0-9a-f]{3,4}\b", name)
-    plain = re.sub(r"\((?:UUID|rev)[^()]{0,80}\)?", "", name).strip().strip(",").strip()
-    draft.gpu(index, name=plain[:100], uuid=uuid.group() if uuid else None, gfx=gfx.group() if gfx else None)
+    plain = re.sub(r"\((?:UUID|rev|arch=)[^()]{0,80}\)?", "", name).strip().lstrip("-* ").strip(",").strip()
+    arch = re.search(r"arch=(\d{1,2}\.\d)", name)
+    draft.gpu(
+        index,
+        capability=arch[1] if arch else None,
+        name=plain[:100],
+        uuid=uuid.group() if uuid else None,
+        gfx=gfx.group() if gfx else None,
+    )
 
 
-def is_gpu_line(line: str) -> tuple[int, str] | None:
-    """Index and name of a line "GPU 0: Tesla V100"."""
+def is_gpu_line(line: str) -> tuple[tuple[int, ...], str] | None:
+    """Indices and name of a line "GPU 0: Tesla V100" or "GPU 0,1,2,3: NVIDIA H20"."""
     match = _GPU_LINE.match(line.strip())
-    return (int(match[1]), match[2]) if match and not re.match(r"^\d+\s?%|^\d+$", match[2]) else None
+    if match is None or re.match(r"^\d+\s?%|^\d+$", match[2]):
+        return None
+    return tuple(int(number) for number in match[1].split(",")), match[2]
 
 
 def capability(draft: Draft, value: Any) -> None:
@@ -291,9 +303,20 @@ def driver(draft: Draft, value: Any) -> None:
     version = version_text(text)
     if version and version_of(version)[0] >= 300:
         draft.put("driver.version", version)
+    elif version and 7 <= version_of(version)[0] <= 20 and re.fullmatch(r"\d{1,2}\.\d", text):
+        draft.hint("driver.cuda", version)
     cuda = re.search(r"cuda[ :]{1,3}(\d{1,2}\.\d)", text, re.I)
     if cuda:
         draft.hint("driver.cuda", cuda[1])
+
+
+def driver_cuda(draft: Draft, value: Any) -> None:
+    """The newest CUDA of a driver, or the driver's own number under the same name."""
+    version = version_text(value)
+    if version and version_of(version)[0] >= 100:
+        driver(draft, value)
+    else:
+        draft.put("driver.cuda", version)
 
 
 def driver_library(draft: Draft, value: Any) -> None:

@@ -370,7 +370,7 @@ COMPANIONS = (
         "extension-abi-mismatch",
         92,
         r"undefined symbol: _zn?k?\d?(?:2at|3c10|5torch)[^\n]{0,200}",
-        unless=r"torch(?:vision|audio)[^\n]{0,80}undefined symbol|lib(?:torch|c10)\w{0,20}\.so[^\n]{0,40}undefined symbol|image python extension",
+        unless=r"torch(?:vision|audio)[^\n]{0,80}undefined symbol|(?:lib(?:torch|c10|shm)\w{0,20}\.so|/torch/_c[\w.-]{0,60}\.so)[^\n]{0,40}undefined symbol|image python extension",
     ),
     S("extension-abi-mismatch", 90, r"xformers can.?t load c\+\+/cuda extensions|xformers was built for"),
     S("extension-abi-mismatch", 88, rf"(?:{_EXTENSION})[^\n]{{0,80}}dll load failed"),
@@ -522,7 +522,7 @@ GPUS = (
     S(
         "exclusive-compute-mode",
         74,
-        r"all cuda-capable devices are busy or unavailable|cudaerrordevicesunavailable",
+        r"cuda-capable device(?:s|\(s\))? (?:are|is|is/are) busy or unavailable|cudaerrordevicesunavailable",
         unless=r"error 46[^\n]{0,80}mig|default",
     ),
     S(
@@ -684,7 +684,7 @@ SUBJECTS = (
     S(
         "duplicate-torch-install",
         62,
-        r"lib(?:torch|c10)\w{0,20}\.so: undefined symbol: (?!ijit|p?nccl|cu[a-z]|__nv|mkl|iomp)",
+        r"(?:lib(?:torch|c10|shm)\w{0,20}\.so(?:\.\d)?|/torch/_c[\w.-]{0,60}\.so): undefined symbol: (?!ijit|p?nccl|cu[a-z]|__nv|mkl|iomp)",
     ),
     S("exclusive-compute-mode", 66, r"busy or unavailable"),
     S(
