@@ -107,7 +107,9 @@ def _leader_problem(store: Store, key: str) -> str:
 
 
 def gather_objects(obj: Any) -> list[Any]:
-    """Every rank's object, in rank order, on every rank; ``[obj]`` without a group.
+    """Every rank's object, in rank order, on every rank; ``[obj]`` without a group::
+
+        hosts = gather_objects(socket.gethostname())   # ["node1", "node1", "node2", "node2"]
 
     Collective: every rank must call it. Objects are pickled, so trust the ranks; for numbers `all_reduce_sum` is cheaper.
     """

@@ -13,6 +13,9 @@ from phalanx.dist.nvml import NvmlAbsent, NvmlDevice, open_nvml, text_of
 class Gpu:
     """One GPU of this node. None, or an empty text, where NVML has no answer.
 
+    >>> Gpu(0, "GPU-8f2c", name="T4").memory_total_bytes is None
+    True
+
     Args:
         index: NVML's and nvidia-smi's number: by PCI bus.
         uuid: ``GPU-...``.

@@ -20,7 +20,12 @@ class Mismatch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """What `match_state_dict` found.
+    """What `match_state_dict` found; printed, it tells what was done.
+
+    >>> from phalanx.dist.state_dict import match_state_dict
+    >>> match = match_state_dict({"module.w": 1, "module.old": 2}, ["w", "new"])
+    >>> match.matched, match.missing, match.unexpected, match.rewrites
+    (1, ['new'], ['module.old'], ["'module' removed from 1 of 1 keys"])
 
     Attributes:
         state_dict: The source's tensors under the target's keys (the same tensors, not copies).

@@ -17,7 +17,12 @@ from phalanx.dist.rendezvous import exchange, place_on_node, this_host
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """This process among the ranks.
+    """This process among the ranks, as `init_world` returns it.
+
+    >>> world = World(rank=5, local_rank=1, node_rank=1, world_size=8, local_world_size=4, device=torch.device("cpu"),
+    ...     backend="gloo", source="torchrun")
+    >>> world.is_rank_zero
+    False
 
     Args:
         rank: ``0 <= rank < world_size``.

@@ -171,6 +171,10 @@ class Plan:
 class Progress:
     """How far a run has come: the only counter there is.
 
+    >>> progress = Progress(epoch=1, step_in_epoch=3, step=103)
+    >>> Progress.from_dict(progress.to_dict()) == progress
+    True
+
     Args:
         epoch: The epoch that is being run, from 0.
         step_in_epoch: Steps of that epoch delivered to the loop.

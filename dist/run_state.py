@@ -61,7 +61,10 @@ class Loader(Protocol):
 
 @dataclass(frozen=True)
 class Restored:
-    """Where a run goes on.
+    """Where a run goes on::
+
+        restored = checkpoints.restore()
+        best = restored.values.get("accuracy", 0.0)
 
     Attributes:
         epoch: The epoch to go on with, for ``range(restored.epoch, epochs)``; 0 for a fresh start.

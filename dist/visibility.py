@@ -20,7 +20,11 @@ class InvalidVisibleDevices(ValueError):
 
 @dataclass(frozen=True)
 class VisibleDevices:
-    """The GPUs that CUDA shows this process, in CUDA's order.
+    """The GPUs that CUDA shows this process, in CUDA's order, as `visible_devices` returns it.
+
+    >>> found = visible_devices({"CUDA_VISIBLE_DEVICES": "2,0"}, 4)
+    >>> len(found), found.physical, found.dropped
+    (2, (2, 0), ())
 
     Args:
         physical: For each logical index nvidia-smi's number, None where it cannot be told.

@@ -13,7 +13,11 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What one optimizer step did.
+    """What one optimizer step did::
+
+        info = engine.step()
+        if info.skipped:
+            print("fp16 overflowed: this step changed nothing")
 
     Args:
         grad_norm: Total norm of the gradients before clipping; None without ``max_grad_norm``.
@@ -38,11 +42,11 @@ class CountingLoader(Protocol):
 
 
 class Engine(Protocol):
-    """One step of training, by one strategy. ::
+    """One step of training, by one strategy, as `parallelize` returns it::
 
     for x, y in loader:
         with engine.micro_step():
-            engine.backward(loss_sum(model(x), y), loader.global_count)
+            engine.backward(loss_fn(model(x), y) * len(x), loader.global_count)  # of a mean, the sum
         if loader.is_last_micro:
             info = engine.step()
     """
