@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from phalanx.tools.fit.targets import Target, TargetProblem, load_target
-from phalanx.tools.fit.tracing import Step, trace_optimizer, trace_step
+from phalanx.tools.fit.tracing import NothingToTrain, Step, trace_optimizer, trace_step
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -56,14 +56,17 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def _step(target: Target, size: int, dtype: torch.dtype | None) -> Step:
     try:
         step = trace_step(target.model, target.resized(size), size, target.loss, dtype)
+        if all(parameter.grad is None for parameter in target.model.parameters()):
+            raise NothingToTrain
     except TargetProblem:
         raise
+    except NothingToTrain:
+        raise TargetProblem(
+            "The loss does not depend on any parameter that is trained.\n"
+            "Fix: a loss made from the model's output, and a model with requires_grad on something"
+        ) from None
     except Exception as error:
         raise TargetProblem(_trace_failed(error)) from error
-    if all(parameter.grad is None for parameter in target.model.parameters()):
-        raise TargetProblem(
-            "The loss does not depend on any parameter, so there is nothing to train.\nFix: return the model that makes the output"
-        )
     return step
 
 
@@ -151,6 +154,12 @@ def main(request: str, out: str) -> None:
         found = answer(json.loads(Path(request).read_text()))
     except TargetProblem as error:
         found = {"problem": str(error), "typed": error.typed}
+    except Exception as error:  # whatever a model's code may do: one message, and torch's own words
+        found = {
+            "problem": f"The model could not be traced: {type(error).__name__}: {' '.join(str(error).split())[:500]}\n"
+            "Fix: script.py:function with the part of the model that can run on fake tensors",
+            "typed": False,
+        }
     Path(out).write_text(json.dumps(found))
 
 

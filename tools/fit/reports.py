@@ -22,7 +22,7 @@ def fit_text(found: Fit) -> Iterator[str]:
     )
     yield f"{_gpu(found)}. Per rank, in GiB (2^30 bytes):"
     yield ""
-    yield f"{'':14}" + "".join(f"{name:>12}" for name in _COLUMNS) + f"{'largest':>10}"
+    yield f"{'':14}" + "".join(f"{name:>12}" for name in _COLUMNS) + f"{'largest':>12}"
     for estimate in found.estimates:
         yield _row(estimate, found)
     yield ""
@@ -54,7 +54,7 @@ def _row(estimate: Estimate, found: Fit) -> str:
     )
     largest = "" if estimate.largest_micro_batch is None else str(estimate.largest_micro_batch)
     mark = "  does not fit" if estimate.fits(found.gpu) is False else ""
-    return f"{label:14}" + "".join(f"{number / GIB:12.2f}" for number in numbers) + f"{largest:>10}{mark}"
+    return f"{label:14}" + "".join(f"{number / GIB:12.2f}" for number in numbers) + f"{largest:>12}{mark}"
 
 
 def _explained(found: Fit) -> Iterator[str]:

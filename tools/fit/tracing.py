@@ -21,6 +21,10 @@ from torch.utils._pytree import tree_leaves
 FIXED, GRADIENT, CAST, OTHER = "fixed", "gradient", "cast", "other"
 
 
+class NothingToTrain(ValueError):
+    """The loss depends on no parameter."""
+
+
 class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows every storage that operators make, from its first to its last reference."""
 
@@ -136,6 +140,8 @@ def trace_step(
         with trace:
             with context:
                 loss = run(batch)
+            if not loss.requires_grad:
+                raise NothingToTrain
             loss.backward()  # type: ignore[no-untyped-call]
     finally:
         for hook in hooks:
