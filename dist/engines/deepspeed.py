@@ -8,6 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -187,7 +188,7 @@ def build(
     asked = read_config(setting.options.get("config"), setting.options.get("zero_stage"))
     precision = precision_of(asked, setting.precision)
     norm = clip_norm(asked, setting.max_grad_norm)
-    common = {**setting.common, "precision": precision, "max_grad_norm": norm}
+    common = replace(setting, precision=precision, max_grad_norm=norm).common
     if not dist.is_initialized():
         ready = ready_optimizer(model, optimizer)
         return model, ready, SingleEngine(model, ready, **common)
