@@ -231,7 +231,11 @@ def check_nccl_built(facts: Facts) -> Finding | None:
         return proven(facts, cause, title, ("torch.distributed.is_nccl_available() is False",), fix, 78)
     if place in ("windows", "darwin") and wants:
         return proven(facts, cause, title, (f"the {place} builds of torch have no NCCL",), fix, 86)
-    distributed = says(facts, r"\bddp\b|distributed|nccl|torchrun|multi-?gpu|init_process_group|fsdp")
+    distributed = says(
+        facts,
+        r"\bddp\b|\bnccl\b|torchrun|multi-?gpu|init_process_group|\bfsdp\b|distributeddataparallel|"
+        r"distributed (?:training|data|run|launch|package)",
+    )
     if place in ("windows", "darwin") and distributed and not symptom_weight(facts, "libuv-missing-windows"):
         evidence = (f"the {place} builds of torch have no NCCL", *symptom_lines(facts, cause))
         return fail(cause, title, evidence, fix, max(66, symptom_weight(facts, cause)))

@@ -25,7 +25,7 @@ _PIP_OLD = re.compile(
     r"^\s{0,6}\[(pip\d?|conda)\]\s{1,6}([A-Za-z][\w.-]{1,50})(?:==|\s{1,30}|\s?\()\(?([\w.+!-]{1,60})\)?(?:\s{1,20}(\S{1,60}))?(?:\s{1,20}(\S{1,80}))?"
 )
 _PIP_LINE = re.compile(
-    r"^\s{0,6}(?:[-*+]\s)?([A-Za-z][\w.-]{1,50})\s?==\s?(\d[\w.+!-]{0,60})\s{0,6}(?:[\\;#].{0,80})?$"
+    r"^\s{0,6}(?:[-*+]\s)?([A-Za-z][\w.-]{1,50})\s?(={1,2})\s?(\d[\w.+!-]{0,60})\s{0,6}(?:[\\;#].{0,80})?$"
 )
 _LISTED = re.compile(
     r"^\s{0,4}([A-Za-z][\w.-]{1,50})\s{1,40}(\d[\w.+!-]{0,60})(?:\s{1,30}(\S{1,60}))?(?:\s{1,30}(\S{1,80}))?\s{0,4}$"
@@ -143,8 +143,8 @@ def _packages(draft: Draft, line: str) -> bool:
             draft.hint("python.installer", "conda")
         return True
     pinned = _PIP_LINE.match(line)
-    if pinned:
-        read.package(draft, pinned[1], pinned[2], source="pip")
+    if pinned and (pinned[2] == "==" or _LISTABLE.fullmatch(pinned[1])):
+        read.package(draft, pinned[1], pinned[3], source="pip")
         return True
     listed = _LISTED.match(line)
     if listed and _LISTABLE.fullmatch(listed[1].lower()):

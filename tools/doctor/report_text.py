@@ -17,6 +17,7 @@ from phalanx.tools.doctor.report_values import gpu_name, is_gpu_line
 from phalanx.tools.doctor.symptoms import matters
 
 MOST_MESSAGES = 400
+_SEVERAL = re.compile(r" and | in |~/")  # a value that is told rather than printed
 # What a report should hold so that the common causes can be told: the name shown, and the facts behind it.
 WANTED = (
     ("torch version", ("torch.version",)),
@@ -87,7 +88,7 @@ def _read_lines(draft: Draft, lines: list[str]) -> None:
             if not in_gpus:
                 _on_next_line(draft, pair, lines[position + 1] if position + 1 < len(lines) else "")
         read_prose(draft, line)
-        if pair is None or key_of(pair[0]) not in PLAIN_LABELS or " and " in pair[1]:
+        if pair is None or key_of(pair[0]) not in PLAIN_LABELS or _SEVERAL.search(pair[1]):
             words.append(line)
     _interactive(draft, lines)
     if not draft.gpus:

@@ -6,6 +6,8 @@ from phalanx.tools.doctor.symptoms import Symptom as S
 
 _HANG = r"hang|hung|deadlock|dead-lock|stuck|freez|stall|never (?:returns|finishes)|blocks? forever"
 _CONTAINER = r"docker|container|podman|kubernetes|\bpod\b|singularity|apptainer|enroot"
+_NO_HELP = r"p2p[^\n]{0,60}(?:(?:did|does|do) ?n[o\u2019']?t (?:help|change|fix|solve|make)|no (?:effect|difference|change)|same)"
+_NO_GPU = r"(?:has|have|with|is|there is) no (?:nvidia )?gpu|without (?:a |an )(?:nvidia )?gpu|(?:don.t|doesn.t|not) have (?:a |an )?(?:nvidia )?gpu|on purpose|cpu-only (?:machine|laptop|server)"
 _EXTENSION = (
     r"flash[_-]?attn|flash[_ -]attention|\bapex\b|amp_c|xformers|mmcv|detectron2|torch[_-](?:scatter|sparse|cluster|"
     r"spline)|pytorch3d|\bdgl\b|causal[_-]conv1d|mamba[_-]ssm|selective[_-]scan|natten|spconv|transformer[_-]engine|"
@@ -32,7 +34,7 @@ DRIVER = (
     ),
     S(
         "driver-too-old",
-        62,
+        57,
         r"driver (?:only |that )?(?:supports|stops at|reports) (?:only )?(?:up to )?cuda \d",
     ),
     S("driver-too-old", 58, r"old(?:er)? (?:host |nvidia |gpu )?driver\b", unless=r"mismatch"),
@@ -74,7 +76,7 @@ DRIVER = (
     S(
         "kernel-module-not-loaded",
         92,
-        r"couldn.?t communicate with the nvidia driver|couldn.?t communicate with nvidia driver",
+        r"(?:couldn.?t|cannot|can.t|could not|unable to|fail\w{0,2} to) communicate with (?:the )?(?:nvidia )?driver",
     ),
     S(
         "kernel-module-not-loaded",
@@ -136,8 +138,8 @@ DRIVER = (
     S(
         "fabricmanager-not-running",
         88,
-        r"fabric[ -_]?manager",
-        unless=r"fabric[ -_]?manager.{0,20}(?:is )?(?:running|active\b)",
+        r"fabric[ _-]?manager",
+        unless=r"fabric[ _-]?manager.{0,20}(?:is )?(?:running|active\b)",
     ),
     S("fabricmanager-not-running", 86, r"fabric\s{1,60}state\s{1,60}: (?:in progress|not started)"),
     S(
@@ -150,7 +152,7 @@ DRIVER = (
         "wsl-libcuda-not-on-path",
         92,
         r"/usr/lib/wsl/lib",
-        also=r"not found|cannot|can.t|fail|missing|not on|false|no nvidia|error",
+        also=r"libcuda\.so|libcuda\b|no nvidia driver|(?:cuda|gpu) (?:is )?(?:not |un)avail|is_available\(\)[^\n]{0,20}false",
         unless=r"is not a symbolic link",
     ),
     S(
@@ -159,7 +161,12 @@ DRIVER = (
         r"libcuda\.so(?:\.1)?.{0,40}(?:cannot open|not found|no such file)",
         also=r"wsl|microsoft",
     ),
-    S("wsl-libcuda-not-on-path", 84, r"libcuda", also=r"\bwsl ?2?\b|windows subsystem|microsoft-standard"),
+    S(
+        "wsl-libcuda-not-on-path",
+        84,
+        r"libcuda\.so|libcuda\b",
+        also=r"\bwsl ?2?\b|windows subsystem|microsoft-standard",
+    ),
     S(
         "wsl-libcuda-not-on-path",
         74,
@@ -205,7 +212,7 @@ CONTAINERS = (
         94,
         r"use the nvidia container toolkit to start this container with gpu support",
     ),
-    S("container-without-gpus", 92, r"the nvidia driver was not detected"),
+    S("container-without-gpus", 92, r"nvidia driver was not detected"),
     S(
         "container-without-gpus",
         86,
@@ -216,7 +223,7 @@ CONTAINERS = (
         78,
         r"found no nvidia driver|nvidia-smi: (?:command )?not found|libcuda\.so\.1: cannot open|no cuda-capable device|is_available\(\).{0,20}false|(?:cuda|gpu)s? (?:is |are )?(?:not available|unavailable|not visible|invisible|not found)",
         also=_CONTAINER,
-        unless=r"--gpus|runtime[= ]{1,2}nvidia|gpus:|nvidia\.com/gpu|capabilities:",
+        unless=_NO_GPU + r"|--gpus|runtime[= ]{1,2}nvidia|gpus:|nvidia\.com/gpu|capabilities:",
     ),
     S(
         "container-without-gpus",
@@ -281,7 +288,8 @@ BUILDS = (
         "jetson-wrong-wheel",
         70,
         r"jetson|jetpack|\bl4t\b|tegra|orin nano|xavier",
-        also=r"false|not compiled|unavailable|not available|no cuda|cannot|no kernel|cpu|error|fail|not found",
+        also=r"is_available|is false|not compiled|(?:cuda|gpu) (?:is )?(?:not |un)avail|no cuda|cannot use|no kernel image|cpu[- ](?:only|build|version)|\+cpu|pip wheel",
+        unless=r"\.nv\d{2}",
     ),
     S("cpu-only-torch", 95, r"torch not compiled with cuda enabled"),
     S("cpu-only-torch", 84, r"torch\.version\.cuda.{0,12}none"),
@@ -289,6 +297,7 @@ BUILDS = (
         "cpu-only-torch",
         80,
         r"cpu[- ]?only (?:build|version|torch|pytorch|wheel|package)|installed the cpu|cpu (?:build|version|variant|wheel) of (?:py)?torch",
+        unless=_NO_GPU,
     ),
     S(
         "cpu-only-torch",
@@ -306,7 +315,7 @@ BUILDS = (
         "cuda-libs-not-installed",
         66,
         r"nvidia-[a-z]{1,14}(?:-runtime)?-cu1[123].{0,60}(?:not installed|missing)|(?:--no-deps|without dependencies)",
-        also=r"torch",
+        also=r"cannot open|not found|missing|importerror|oserror",
     ),
     S(
         "cudnn-library-not-found",
@@ -377,24 +386,28 @@ COMPANIONS = (
     S(
         "extension-abi-mismatch",
         76,
-        rf"(?:{_EXTENSION})[^\n]{{0,80}}(?:stops? (?:importing|working)|(?:no longer|cannot be|can.t be|not) import|fails? (?:to|at|on) import|import(?:ing)? fails|breaks?|abi)",
+        rf"(?:{_EXTENSION})[^\n]{{0,80}}(?:stops? (?:importing|working)|(?:no longer|cannot be|can.t be|not) import|fails? (?:to|at|on) import|import(?:ing)? fails|\babi\b)",
     ),
-    S("extension-abi-mismatch", 66, r"c\+\+ ?11 ?abi|cxx11[_ -]?abi|_glibcxx_use_cxx11_abi"),
+    S(
+        "extension-abi-mismatch",
+        66,
+        r"(?:wrong|different|other|another|mismatch\w{0,5}|incompatible|old|new|pre-?)[^\n]{0,30}(?:c\+\+ ?(?:11)? ?abi|cxx11[ _]?abi)|\babi (?:mismatch|incompat|chang)",
+    ),
     S(
         "duplicate-torch-install",
         84,
-        r"(?:two|2|several|multiple|both|second|another|other) (?:torch|pytorch)(?:es|s)? ?(?:install|version|copies|package|beside|next|in|at|from|under)?",
+        r"(?:two|2|several|multiple|both|second|another|other) (?:torch|pytorch)(?:es|s)? (?:install|version|copies|copy|package|build|beside|next to|in the same|in one)|(?:two|several|multiple|both) torches\b",
     ),
     S(
         "duplicate-torch-install",
         80,
-        r"(?:~|/home/[^/\s]{1,40}|/root)/\.local\b[^\n]{0,120}torch|torch[^\n]{0,120}(?:~|/root)/\.local|user site",
+        r"\.local/[^\n]{0,120}torch[^\n]{0,120}undefined symbol|torch[^\n]{0,80} (?:in|under|from|to|and) [^\n]{0,40}(?:~|/root|/home/\S{1,30})/\.local\b(?!/lib)|~/\.local has|newer (?:torch|one) (?:next to|beside|in)|torch[^\n]{0,60}user site",
     ),
     S(
         "duplicate-torch-install",
         74,
         r"(?:pip and conda|conda and pip|both pip|pip[^\n]{0,30} over (?:a )?conda|pip install --user)",
-        also=r"torch",
+        also=r"undefined symbol|import(?:ing)? torch (?:fails|breaks|dies)|breaks import|importerror|conflict|next to a|import breaks",
     ),
     S("numpy2-abi", 95, r"compiled using numpy 1\.x cannot be run in"),
     S("numpy2-abi", 92, r"_array_api not found"),
@@ -413,7 +426,11 @@ LIBRARIES = (
     S("mkl-symbol-removed", 64, r"\bmkl\b.{0,40}(?:2024\.1|2024\.2|2025)|downgrad\w{1,4} mkl"),
     S("libstdcxx-too-old", 96, r"glibcxx_3\.4\.\d{1,3}.{0,3} not found|cxxabi_1\.3\.\d{1,3}.{0,3} not found"),
     S("libstdcxx-too-old", 74, r"glibcxx_3\.4|cxxabi_1\.3"),
-    S("libstdcxx-too-old", 66, r"libstdc\+\+|libstdcxx"),
+    S(
+        "libstdcxx-too-old",
+        66,
+        r"libstdc(?:\+\+|xx)[^\n]{0,100}(?:\bold|missing|\bsystem|instead|symlink|not found|conflict|is taken|is loaded|too new)|(?:old|system|missing|wrong)\w{0,3} libstdc",
+    ),
     S("glibc-too-old", 94, r"version .?glibc_2\.\d{1,2}.{0,3} not found"),
     S("ld-library-path-shadows-cudnn", 98, r"ld_library_path contains incompatible version of cudnn"),
     S(
@@ -456,7 +473,7 @@ LIBRARIES = (
     S(
         "nccl-library-mismatch",
         82,
-        r"(?:another|other|wrong|different|older|system|mismatch\w{0,5}|two) (?:version of )?(?:lib)?nccl\b|nccl version mismatch|mismatched nccl|nccl[^\n]{0,60}ld_(?:library_path|preload)|ld_(?:library_path|preload)[^\n]{0,80}nccl",
+        r"(?:another|wrong|different|older|system|mismatch\w{0,5}|two) versions? of (?:lib)?nccl|(?:another|wrong|different|older|mismatched|two) (?:lib)?nccl (?:versions?|librar\w{1,3}|packages?)|system nccl|nccl version mismatch|mismatched nccl|nccl[^\n]{0,60}ld_(?:library_path|preload)|ld_(?:library_path|preload)[^\n]{0,80}nccl",
     ),
     S("nccl-not-in-build", 97, r"doesn.?t have nccl built in|does not have nccl built"),
     S(
@@ -472,7 +489,7 @@ LIBRARIES = (
     ),
     S("nccl-not-in-build", 74, r"backend=.?.?gloo", also=r"\bwindows\b", unless="libuv"),
     S("libuv-missing-windows", 98, r"use_libuv was requested but|built without libuv"),
-    S("libuv-missing-windows", 80, r"libuv"),
+    S("libuv-missing-windows", 80, r"libuv", also=r"windows|use_libuv|tcpstore|torchrun|init_method"),
     S(
         "nvcc-torch-cuda-mismatch",
         97,
@@ -528,7 +545,7 @@ GPUS = (
     S(
         "mig-single-device",
         84,
-        r"\bmig\b[- _]?(?:\d+g|slice|instance|device|uuid|partition|mode|gpu)|multi-instance",
+        r"\bmig\b[- _]?(?:\d+g|slice|instance|device|uuid|partition|gpu)|multi-instance",
         unless=r"mig[^\n]{0,12}(?:disabled|n/a|off\b|mode: disabled)",
     ),
     S("bios-large-bar-off", 96, r"pci i/o region assigned to your nvidia device is invalid|bar ?\d? is 0m"),
@@ -540,7 +557,17 @@ GPUS = (
         unless=r"gsp|open kernel modules|uncorrectable|fallen off",
     ),
     S("bios-large-bar-off", 74, r"bar \d{1,2}[^\n]{0,60}(?:can.t assign|no space|failed to assign)"),
-    S("gpu-ecc-error", 95, r"uncorrectable ecc error|cudaerroreccuncorrectable|double[ -]bit (?:ecc )?error"),
+    S(
+        "gpu-ecc-error",
+        95,
+        r"uncorrectable ecc error|cudaerroreccuncorrectable|double[ -]bit (?:ecc )?error",
+        unless=r"\bno (?:uncorrectable|double)",
+    ),
+    S(
+        "gpu-ecc-error",
+        90,
+        r"(?:dram|sram|device memory) uncorrectable {0,40}: [1-9]|remapping failure occurred {0,40}: yes",
+    ),
     S(
         "gpu-ecc-error",
         92,
@@ -549,8 +576,8 @@ GPUS = (
     S(
         "gpu-ecc-error",
         72,
-        r"(?:defective|faulty|broken|bad|failing) (?:gpu|card|vram|gpu memory|memory)|\brma\b|ecc error",
-        unless=r"no ecc error|0 ecc error|memory leak",
+        r"(?:defective|faulty|broken|bad|failing) (?:gpu|card|vram|gpu memory|memory)|\brma\b[^\n]{0,30}(?:gpu|card|board)|(?:gpu|card|board)[^\n]{0,30}\brma\b|ecc error",
+        unless=r"no (?:uncorrectable |double[ -]bit )?ecc error|0 ecc error|memory leak|ecc errors?\s{1,60}volatile",
     ),
     S(
         "gpu-lost",
@@ -563,8 +590,14 @@ GPUS = (
         90,
         r"intel_iommu ?= ?o|amd_iommu ?= ?o|iommu ?= ?(?:pt|off|on|soft)|pci ?= ?noacs|acsctl|\bacs\b[^\n]{0,60}(?:on|enabled|redirect|p2p|bridge)|disabl\w{1,4} (?:pcie? )?acs\b|io_page_fault|dmar[^\n]{0,60}fault",
     ),
-    S("p2p-blocked-by-acs-iommu", 84, r"\biommu\b", unless=r"iommu[^\n]{0,12}(?:disabled|off\b)"),
-    S("p2p-blocked-by-acs-iommu", 82, r"nccl_p2p_disable", also=_HANG),
+    S(
+        "p2p-blocked-by-acs-iommu",
+        84,
+        r"\biommu\b",
+        also=_HANG + r"|p2p|peer|nccl|corrupt|garbage|wrong result|\bddp\b",
+        unless=r"iommu[^\n]{0,12}(?:disabled|off\b)",
+    ),
+    S("p2p-blocked-by-acs-iommu", 82, r"nccl_p2p_disable", also=_HANG, unless=_NO_HELP),
     S(
         "p2p-blocked-by-acs-iommu",
         74,
@@ -595,7 +628,12 @@ LIMITS = (
         74,
         r"unable to (?:open|mmap|write to) (?:shared memory|file)[^\n]{0,60}(?:torch_|shm)|unable to allocate shared memory",
     ),
-    S("shm-too-small", 64, r"(?:--)?ipc[= :]host"),
+    S(
+        "shm-too-small",
+        64,
+        r"(?:--)?ipc[= :]host",
+        also=r"bus error|shared memory|killed|dead-?lock|fixe[sd]|solve|helps|cures",
+    ),
     S(
         "memlock-limit-too-low",
         94,
@@ -653,7 +691,7 @@ VARIABLES = (
     S(
         "cuda-visible-devices-set-too-late",
         88,
-        r"(?:set|assign|chang|export|modif)\w{0,4}[^\n]{0,80}cuda_visible_devices[^\n]{0,120}(?:after|too late|once|later)|cuda_visible_devices[^\n]{0,120}(?:after|before) (?:\S{1,20} )?(?:import|torch|cuda|the first)|cuda_visible_devices[^\n]{0,60}too late",
+        r"(?:set|assign|chang|export|modif)\w{0,4}[^\n]{0,80}cuda_visible_devices[^\n]{0,120}(?:after (?:\S{1,20} ){0,2}(?:import|torch|cuda|the first|init)|too late)|cuda_visible_devices[^\n]{0,120}(?:after|before) (?:\S{1,20} )?(?:import|torch|cuda|the first)|cuda_visible_devices[^\n]{0,60}too late",
     ),
     S(
         "cuda-visible-devices-set-too-late",
@@ -664,17 +702,30 @@ VARIABLES = (
         "cuda-visible-devices-set-too-late",
         76,
         r"os\.environ\[.cuda_visible_devices.\]",
-        also=r"(?:all|still|always|only|wrong|same|first) [^\n]{0,40}gpu|gpu ?0",
+        also=r"(?:still|always) (?:\w{1,20} ){0,4}(?:gpu|cuda|device|card)|all \w{1,6} ?gpus are|no effect|not work|ignored|does nothing",
     ),
 )
 
 # A subject in one place and trouble in another: what people write who quote no message.
 SUBJECTS = (
     S(
+        "driver-library-mismatch",
+        66,
+        r"version mismatch[^\n]{0,40}(?:nvidia-smi|nvml|driver)|(?:nvidia-smi|nvml|driver)[^\n]{0,60}(?:version )?mismatch|(?:libnvidia-ml|libcuda)[^\n]{0,30}(?:another|different|other|wrong) (?:driver )?version",
+        unless=r"cuda version mismatch|cudnn",
+    ),
+    S(
+        "kernel-module-not-loaded",
+        72,
+        r"\bakmods?\b|(?:build|built|compiled?)[^\n]{0,30}modules? for (?:the |this )?(?:new |running |current )?kernel|(?:no|not|without|missing) [^\n]{0,30}module for (?:the |this )?(?:new |running |current )?kernel",
+        also=r"nvidia|driver|gpu|[rg]tx",
+    ),
+    S(
         "p2p-blocked-by-acs-iommu",
         64,
-        r"\bp2p\b|peer[- ]to[- ]peer|\bacs\b|\bvt-d\b|access control services",
+        r"(?<!via )\bp2p\b(?!/)|peer[- ]to[- ]peer|\bacs\b|\bvt-d\b|access control services",
         also=_HANG,
+        unless=_NO_HELP,
     ),
     S(
         "duplicate-torch-install",
@@ -743,8 +794,8 @@ SUBJECTS = (
         "shm-too-small",
         62,
         r"shared memory|/dev/shm|\bshm\b",
-        also=r"worker|dataloader|data loader|nccl|bus error|docker|container|\bpod\b",
-        unless=r"triton|outofresources|smem|kernel[^\n]{0,40}shared memory|shared memory per block|shared memory across|multi_?threaded_shared_memory",
+        also=r"bus error|killed|no space|too small|\bfull\b|limit|exhaust|insufficient|hang|dead-?lock|crash|64 ?m",
+        unless=r"via shm|triton|outofresources|smem|kernel[^\n]{0,40}shared memory|shared memory per block|shared memory across|multi_?threaded_shared_memory",
     ),
     S(
         "gpu-too-old-for-build",
@@ -759,12 +810,12 @@ SUBJECTS = (
     ),
     S(
         "driver-too-old",
-        61,
+        58,
         r"(?:newer|update|upgrade) (?:the |your |of the |a |to a newer )?(?:nvidia |gpu |host )?driver|driver[^\n]{0,40}(?:too old|outdated|insufficient|not new enough|needs? (?:an )?(?:update|upgrade))",
     ),
     S(
         "torch-torchvision-mismatch",
-        61,
+        57,
         r"torchvision",
         also=r"\bnms\b|undefined symbol|custom (?:c\+\+ )?op|no attribute .extension",
         unless=r"cuda. backend|different cuda",
@@ -808,14 +859,14 @@ SUBJECTS = (
         "gpu-ecc-error",
         66,
         r"(?:uncorrectable|double.bit|remapp?ed rows?|page retire)[^\n]{0,60}(?:ecc|memory|error|gpu|failed)|\becc\b[^\n]{0,30}(?:errors?|fault)",
-        unless=r"no ecc|0 ecc|ecc: ?0|uncorr\. ecc",
+        unless=r"\bno (?:uncorrectable |double[ -]bit )?ecc|0 ecc|ecc: ?0|uncorr\. ecc|(?:uncorrectable|error|pending|occurred) {0,40}: (?:0|no|n/a)\b|ecc errors?\s{1,60}volatile",
     ),
     S(
         "mig-single-device",
         62,
         r"\bmig\b",
         also=r"only one|single|one device|fails?|error|ddp|distributed",
-        unless=r"mig[^\n]{0,12}(?:disabled|n/a|off\b)",
+        unless=r"mig[^\n]{0,12}(?:disabled|n/a|off\b)|mig mode\s{1,60}current\s{1,60}: (?:disabled|n/a)",
     ),
     S("libuv-missing-windows", 66, r"\buv\b[^\n]{0,30}(?:store|backend)|tcpstore[^\n]{0,60}libuv"),
     S(
