@@ -51,6 +51,6 @@ def _sum_on_rank_zero(part: FlatPart, world: World) -> Tensor:
     bits = torch.int32 if part.element_size() % 4 == 0 else torch.uint8
     whole = torch.zeros(prod(part.shape), dtype=part.dtype, device=world.device)
     whole[part.start : part.start + part.run.numel()] = part.run
-    if world.world_size > 1:
+    if world.world_size > 1 and whole.numel():
         dist.reduce(whole.view(bits), dst=0)
     return whole.view(part.shape)

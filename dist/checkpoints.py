@@ -26,6 +26,7 @@ from phalanx.dist.arguments import (
     require_real,
     short,
 )
+from phalanx.dist.checkpoint_agreement import compare_ranks, meet, refuse_different_steps
 from phalanx.dist.checkpoint_errors import (
     CheckpointError,
     CheckpointWarning,
@@ -45,7 +46,7 @@ from phalanx.dist.rank_errors import on_every_rank, on_rank_zero
 from phalanx.dist.run_state import Loader, Restored, RunState, Scheduler, Snapshot
 from phalanx.dist.starting_points import is_there
 from phalanx.dist.stop_signals import DelayedMax, StopFlag, agreement_for
-from phalanx.dist.world import RanksMissing, World, barrier, gather_objects, world_or_single
+from phalanx.dist.world import World, gather_objects, world_or_single
 
 __all__ = [
     "CheckpointError",
@@ -241,7 +242,7 @@ class CheckpointManager:
 
     def _save(self, values: Mapping[str, Any]) -> Path:
         world = world_or_single()
-        self._meet("save")
+        meet("save", self.patience_s)
         self._place.take(world, to_write=True)
         self.wait()  # at most one at a time
         step = self.state.current_step()
@@ -249,12 +250,7 @@ class CheckpointManager:
         # The first thing is to hear from every rank: with one of them gone this raises, and nothing is saved.
         asked = self._stop.signal if self._stop is not None else 0
         told = gather_objects((step, asked))
-        steps = [step for step, _ in told]
-        if len(set(steps)) > 1:
-            raise CheckpointError(
-                f"ranks save at different steps: {', '.join(f'rank {r}: {s}' for r, s in enumerate(steps))}. "
-                "Nothing was saved.\nFix: let every rank do the same number of steps before it saves"
-            )
+        refuse_different_steps([step for step, _ in told])
         plain = {name: value() if callable(value) else value for name, value in values.items()}
         snapshot = on_every_rank(world, lambda: self.state.snapshot(plain, world.world_size))
         # Noted now: a thread that fails must not ask the model, whose state_dict() would reshard it in mid-forward.
@@ -282,23 +278,6 @@ class CheckpointManager:
         if world_or_single().is_rank_zero:
             logger.warning("signal %d asked to stop: saved %s, exit %d", asked, path, EXIT_SAVED)
         raise SystemExit(EXIT_SAVED)
-
-    def _meet(self, what: str) -> None:
-        """Wait for every rank to come here; under `if rank == 0` the others never would.
-
-        Raises:
-            CheckpointError: Ranks did not come.
-        """
-        try:
-            barrier(self.patience_s)
-        except RanksMissing as error:
-            late = ", ".join(map(str, error.ranks))
-            raise CheckpointError(
-                f"{what}() waits for every rank, and rank{'s' if error.ranks[1:] else ''} {late} did not call it within "
-                f"{self.patience_s:g} s. Nothing was done.\n"
-                f"Fix: call {what}() on every rank, outside any `if rank == 0`; rank 0 writes by itself. If ranks are merely "
-                "late, CheckpointManager(..., patience_s=...)"
-            ) from error
 
     def wait(self) -> None:
         """Return when what was saved is on disk.
@@ -438,7 +417,7 @@ class CheckpointManager:
             CheckpointError: Another rank failed, or ranks loaded different weights.
         """
         world = world_or_single()
-        self._meet("restore")
+        meet("restore", self.patience_s)
         self.wait()
         self._place.take(world, to_write=False)
         name, damaged = on_rank_zero(world, self._place.choose)
@@ -467,7 +446,7 @@ class CheckpointManager:
                     )
                 return Restored()
             restored = on_every_rank(world, lambda: self.state.load_foreign(else_from, partial_optimizer))
-        self._compare_ranks(restored)
+        compare_ranks(self.state, restored)
         self._saved_at = time.monotonic()
         return restored
 
@@ -501,18 +480,3 @@ class CheckpointManager:
         """Let a write that is under way end; its error stays for `wait`."""
         if self._writer is not None:
             self._writer.join()
-
-    def _compare_ranks(self, restored: Restored) -> None:
-        """Every rank must now hold the same weights, progress and plan: a stale file cache would show here."""
-        if world_or_single().world_size == 1:
-            return
-        facts = gather_objects(self.state.digests())
-        for what in ("weights", "progress", "plan"):
-            found = [fact[what] for fact in facts]
-            if any(value != found[0] for value in found):
-                others = [rank for rank, value in enumerate(found) if value != found[0]]
-                raise CheckpointError(
-                    f"after restoring {restored.path or 'the starting point'}, {what} of rank{'s' if others[1:] else ''} "
-                    f"{', '.join(map(str, others))} differ from rank 0's.\n"
-                    "Fix: do all ranks read the same file, on storage that is shared and consistent?"
-                )
