@@ -27,23 +27,27 @@ DEFAULT_WORKERS = "0,1,2,4"
 def _bench(kind: str, target: str | None, as_json: bool, result: str | None, **given: Any) -> int:
     """KIND is all-reduce, all-gather, reduce-scatter, broadcast, all-to-all, send-recv, latency, or loader TARGET."""
     try:
-        report = _measured(check_kind(kind), target, given, quiet=as_json)
+        report, speaks = _measured(check_kind(kind), target, given, quiet=as_json)
     except (UsageMistake, CannotFinish) as error:
         if result is not None:
             _leave(result, {"error": str(error), "usage": isinstance(error, UsageMistake)})
-            return 0
+            return 3  # the launcher ends the other ranks, which may wait for this one
         if isinstance(error, UsageMistake):
             raise click.UsageError(str(error)) from None
         raise
     if result is not None:
-        _leave(result, report)
+        if speaks:
+            _leave(result, report)
         return 0
-    if as_json and _is_rank_zero():
+    if as_json and speaks:
         click.echo(json.dumps(report))
     return 0 if report["correct"] else 1
 
 
-def _measured(kind: str, target: str | None, given: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+def _measured(
+    kind: str, target: str | None, given: dict[str, Any], *, quiet: bool
+) -> tuple[dict[str, Any], bool]:
+    """The report, and whether it is this process that speaks of it: rank 0."""
     show = _nothing if quiet else _show
     if kind == "loader":
         from phalanx.tools.bench.loader import measure_loader
@@ -52,13 +56,13 @@ def _measured(kind: str, target: str | None, given: dict[str, Any], *, quiet: bo
         report = measure_loader(*checked_loader(target, given))
         for line in loader_lines(report):
             show(line)
-        return report
+        return report, True
     if target is not None:
         raise UsageMistake(f"{target!r}: {kind} takes no target.", fix=f"phalanx bench {kind}")
     settings = checked_settings(kind, given)
-    from phalanx.tools.bench.ranks import run_rank
+    from phalanx.tools.bench.ranks import leave, run_rank
 
-    return run_rank(settings, show)
+    return run_rank(settings, show), leave()
 
 
 def checked_loader(target: str | None, given: dict[str, Any]) -> tuple[str, list[int], int, int]:
@@ -79,18 +83,10 @@ def checked_loader(target: str | None, given: dict[str, Any]) -> tuple[str, list
     return target, [int(part) for part in dict.fromkeys(parts)], settings.iterations, settings.warmup
 
 
-def _is_rank_zero() -> bool:
-    from phalanx.dist.membership import world_or_single
-
-    return world_or_single().is_rank_zero
-
-
 def _leave(result: str, content: dict[str, Any]) -> None:
-    """Rank 0's report; of errors the first one that any rank leaves."""
+    """The report for whoever started the ranks; of errors the first one that any rank leaves."""
     from phalanx.tools.bench.ranks import write_result
 
-    if "error" not in content and not _is_rank_zero():
-        return
     if "error" not in content or not Path(result).exists():
         write_result(Path(result), content)
 

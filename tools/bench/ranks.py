@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,14 @@ def run_rank(settings: BenchSettings, show: Callable[[str], None]) -> dict[str, 
     for line in lines.foot_lines(found):
         say(line)
     return found
+
+
+def leave() -> bool:
+    """Take the group down, here and now, since nothing is under way any more; whether this was rank 0. Collective."""
+    rank = torch.distributed.get_rank()
+    gather_objects(None)
+    torch.distributed.destroy_process_group()
+    return rank == 0
 
 
 def _silent(line: str) -> None:
@@ -94,6 +103,6 @@ def _cannot(settings: BenchSettings, world: World, error: Exception) -> CannotFi
 
 def write_result(path: Path, content: dict[str, Any]) -> None:
     """Leave the report for whoever started the ranks; whole or not at all."""
-    temporary = path.with_suffix(".part")
+    temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(content))
     temporary.replace(path)
