@@ -42,13 +42,15 @@ class CountingLoader(Protocol):
 
 
 class Engine(Protocol):
-    """One step of training, by one strategy, as `parallelize` returns it::
+    """One step of training, by one strategy, as `parallelize` returns it.
 
-    for x, y in loader:
-        with engine.micro_step():
-            engine.backward(loss_fn(model(x), y) * len(x), loader.global_count)  # of a mean, the sum
-        if loader.is_last_micro:
-            info = engine.step()
+    The loop is the same for every strategy, precision and number of micro batches::
+
+        for x, y in loader:
+            with engine.micro_step():
+                engine.backward(loss_fn(model(x), y) * len(x), loader.global_count)  # of a mean, the sum
+            if loader.is_last_micro:
+                info = engine.step()
     """
 
     model: nn.Module
