@@ -7,7 +7,8 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
-from typing import Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,16 @@ from torch.optim import Optimizer
 
 from phalanx.dist.engines.buffers import SharedBuffers, take_from_rank_zero
 from phalanx.dist.engines.ddp import refuse_sync_batch_norm_on_cpu
-from phalanx.dist.engines.engine import CountingLoader
 from phalanx.dist.engines.gradient_gate import GradientGate
 from phalanx.dist.engines.optimizers import ready_optimizer
 from phalanx.dist.engines.precision import Precision
-from phalanx.dist.engines.setting import MakeOptimizer, Setting
+from phalanx.dist.engines.ranks import RanksEngine
+from phalanx.dist.engines.setting import Common, MakeOptimizer, Setting
 from phalanx.dist.engines.single import SingleEngine
+from phalanx.dist.wrappers import unwrap
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +33,7 @@ OPTIONS = ("accelerator",)
 _WRAPPERS = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp", "MEGATRON_LM": "ddp"}
 
 
-class AccelerateEngine(SingleEngine):
+class AccelerateEngine(RanksEngine):
     """Training by an Accelerator, under ``accelerate launch`` as under any other launcher.
 
     ::
@@ -58,22 +63,18 @@ class AccelerateEngine(SingleEngine):
         accelerator: Any,
         prepared: Any,
         *,
-        device: torch.device,
-        precision: Precision = "fp32",
-        max_grad_norm: float | None = None,
-        loader: CountingLoader | None = None,
         sync_buffers: bool = True,
+        **common: Unpack[Common],
     ) -> None:
-        # Autocast is in the prepared model's forward already.
-        super().__init__(model, optimizer, device=device, max_grad_norm=max_grad_norm, loader=loader)
+        precision = common.pop("precision", "fp32")  # autocast is in the prepared model's forward already
+        world_size: int = accelerator.num_processes
+        buffers = SharedBuffers(unwrap(model)) if sync_buffers and world_size > 1 else None
+        super().__init__(model, optimizer, world_size=world_size, buffers=buffers, **common)
         self.precision = precision
         self.accelerator, self.prepared_optimizer = accelerator, prepared
         self._scaler = accelerator.scaler
-        self._world_size: int = accelerator.num_processes
         self._gate = GradientGate(model)
-        self._buffers = SharedBuffers(self.unwrap()) if sync_buffers and self._world_size > 1 else None
-        before = torch.compiler.disable(self._before_forward)  # type: ignore[no-untyped-call]
-        model.register_forward_pre_hook(before)
+        self._watch_forwards(model)
 
     def _reduction(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         return self._unreduced() if not last else contextlib.nullcontext()
@@ -84,8 +85,7 @@ class AccelerateEngine(SingleEngine):
             yield
 
     def _backward(self, loss_sum: Tensor, global_count: int) -> None:
-        stands_in = self.loader is not None and self.loader.local_count == 0
-        self._gate.weigh(0.0 if stands_in else 1.0)
+        self._gate.weigh(0.0 if self._stands_in() else 1.0)
         self.accelerator.backward(loss_sum * (self._world_size / global_count))  # DDP averages
 
     def _update(self) -> bool:
@@ -98,14 +98,9 @@ class AccelerateEngine(SingleEngine):
         return skipped
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        """For the plain loop: the backward that follows is of the batch yielded last."""
-        loader = self.loader
-        if torch.is_grad_enabled() and loader is not None and loader.global_count:
-            self._gate.weight = loader.step_local_count * self._world_size / loader.global_count
-
-    def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._buffers is not None:
-            self._buffers.take_over()
+        weight = self._plain_weight()
+        if torch.is_grad_enabled() and weight is not None:
+            self._gate.weight = weight
 
 
 def build(
@@ -132,7 +127,7 @@ def build(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
         prepared_model, prepared = accelerator.prepare(model, ready)
-    common = {**setting.common, "precision": precision}
+    common = replace(setting, precision=precision).common
     engine = AccelerateEngine(
         prepared_model, ready, accelerator, prepared, sync_buffers=given is None, **common
     )

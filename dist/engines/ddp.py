@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,13 +17,15 @@ from torch.utils.hooks import RemovableHandle
 from phalanx.dist.engines import single
 from phalanx.dist.engines.buffers import SharedBuffers, take_from_rank_zero
 from phalanx.dist.engines.compression import check_compression, compress
-from phalanx.dist.engines.engine import CountingLoader
 from phalanx.dist.engines.gradient_gate import GradientGate
 from phalanx.dist.engines.optimizers import ready_optimizer
-from phalanx.dist.engines.precision import Precision
-from phalanx.dist.engines.setting import DDP_OPTIONS, MakeOptimizer, Setting
+from phalanx.dist.engines.ranks import RanksEngine
+from phalanx.dist.engines.setting import DDP_OPTIONS, Common, MakeOptimizer, Setting
 from phalanx.dist.engines.single import SingleEngine
 from phalanx.dist.sync_batch_norm import has_sync_batch_norm
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ OPTIONS = DDP_OPTIONS
 CHECKED_STEPS = 3  # whether every parameter takes part shows in the first steps
 
 
-class DDPEngine(SingleEngine):
+class DDPEngine(RanksEngine):
     """Training on several ranks, each with the whole model.
 
     *Weights.* DDP averages over ranks, which is off as soon as ranks have different numbers of samples. With a ``loader`` the
@@ -59,34 +60,26 @@ class DDPEngine(SingleEngine):
         ddp: DistributedDataParallel,
         optimizer: Optimizer,
         *,
-        device: torch.device,
-        precision: Precision = "fp32",
-        max_grad_norm: float | None = None,
-        loader: CountingLoader | None = None,
         sync_buffers: bool = True,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            model, optimizer, device=device, precision=precision, max_grad_norm=max_grad_norm, loader=loader
-        )
+        group: dist.ProcessGroup = ddp.process_group
+        buffers = SharedBuffers(ddp.module, group) if sync_buffers else None
+        super().__init__(model, optimizer, world_size=dist.get_world_size(group), buffers=buffers, **common)
         self._ddp = ddp
-        self._group: dist.ProcessGroup = ddp.process_group
-        self._world_size = dist.get_world_size(self._group)
         self._weight = 1.0  # what the hooks below multiply gradients with
         self._hooks: list[RemovableHandle] = []  # attached while the weight is not 1
         self._reduces = False  # a forward since the last update was one whose backward reduces
         self._checked = 0
-        self._buffers = SharedBuffers(ddp.module, self._group) if sync_buffers else None
         # SyncBN sums gradients over ranks inside the backward: weights must be on them before.
         self._gate = GradientGate(model) if has_sync_batch_norm(ddp.module) else None
-        # Not compiled: a trace would fix the counts of the batch it saw.
-        before: Callable[..., None] = torch.compiler.disable(self._before_forward)  # type: ignore[no-untyped-call]
-        ddp.register_forward_pre_hook(before)
+        self._watch_forwards(ddp)
 
     def _reduction(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if last else self._ddp.no_sync()
 
     def _backward(self, loss_sum: Tensor, global_count: int) -> None:
-        stands_in = self.loader is not None and self.loader.local_count == 0
+        stands_in = self._stands_in()
         if stands_in and not self._ddp.require_backward_grad_sync:
             return  # nothing to add, and nobody waits
         self._weigh(0.0 if stands_in else 1.0)
@@ -95,14 +88,12 @@ class DDPEngine(SingleEngine):
         self._scaled(loss).backward()  # type: ignore[no-untyped-call]
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        """For the plain loop: the backward that follows is of the batch yielded last."""
         if not torch.is_grad_enabled():
             return
         self._reduces = self._reduces or bool(self._ddp.require_backward_grad_sync)
-        loader = self.loader
-        if loader is None or loader.global_count == 0:
-            return
-        self._weigh(loader.step_local_count * self._world_size / loader.global_count)
+        weight = self._plain_weight()
+        if weight is not None:
+            self._weigh(weight)
 
     def _weigh(self, weight: float) -> None:
         """Multiply this rank's gradients by ``weight`` from now on, relative to DDP's average over ranks."""
@@ -154,10 +145,6 @@ class DDPEngine(SingleEngine):
                 "Fix: leave them out of the model or set requires_grad=False, or "
                 "parallelize(..., find_unused_parameters=True)"
             )
-
-    def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._buffers is not None:
-            self._buffers.take_over()
 
 
 def build(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -198,8 +199,7 @@ def build(
     )
     ready = ready_optimizer(model, optimizer)
     wrapped = ChunkedDataParallel(model, device_ids, setting.precision)
-    common = {**setting.common, "device": device}
-    engine = DPEngine(wrapped, ready, **common)
+    engine = DPEngine(wrapped, ready, **replace(setting, device=device).common)
     return wrapped, ready, engine
 
 

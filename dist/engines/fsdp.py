@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -20,13 +20,16 @@ from torch.optim import Optimizer
 from phalanx.dist.engines import single
 from phalanx.dist.engines.buffers import SharedBuffers, take_from_rank_zero
 from phalanx.dist.engines.ddp import CHECKED_STEPS, refuse_sync_batch_norm_on_cpu
-from phalanx.dist.engines.engine import CountingLoader
 from phalanx.dist.engines.gradient_gate import GradientGate
 from phalanx.dist.engines.optimizers import point_at, ready_optimizer
-from phalanx.dist.engines.precision import DTYPES, Precision
-from phalanx.dist.engines.setting import MakeOptimizer, Setting
+from phalanx.dist.engines.precision import DTYPES
+from phalanx.dist.engines.ranks import RanksEngine
+from phalanx.dist.engines.setting import Common, MakeOptimizer, Setting
 from phalanx.dist.engines.single import SingleEngine
 from phalanx.dist.wrappers import unwrap
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ OPTIONS = ("blocks", "broadcast_buffers", "find_unused_parameters", "reshard_aft
 MIN_BLOCK_PARAMETERS = 1_000_000  # below, a block's own all-gather costs more than it saves
 
 
-class FSDPEngine(SingleEngine):
+class FSDPEngine(RanksEngine):
     """Training on several ranks, each with a part of every weight, gradient and optimizer state.
 
     ::
@@ -70,26 +73,20 @@ class FSDPEngine(SingleEngine):
         sharded: FSDPModule,
         optimizer: Optimizer,
         *,
-        device: torch.device,
-        precision: Precision = "fp32",
-        max_grad_norm: float | None = None,
-        loader: CountingLoader | None = None,
         sync_buffers: bool = True,
         may_be_unused: bool = False,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            model, optimizer, device=device, precision=precision, max_grad_norm=max_grad_norm, loader=loader
-        )
+        module = unwrap(model)
+        buffers = SharedBuffers(module) if sync_buffers else None
+        super().__init__(model, optimizer, world_size=dist.get_world_size(), buffers=buffers, **common)
         self._sharded = sharded
-        self._world_size = dist.get_world_size()
         self._gate = GradientGate(model)
         self._reduces = self._forwards = False  # since the last update: a forward that reduces, any forward
         self._sync = True
         self._in_step = False  # a training forward has run since the last update
         self._checked = CHECKED_STEPS if may_be_unused else 0
-        module = unwrap(model)
-        self._buffers = SharedBuffers(module) if sync_buffers else None
-        model.register_forward_pre_hook(torch.compiler.disable(self._before_forward))  # type: ignore[no-untyped-call]
+        self._watch_forwards(model)
         module.register_load_state_dict_pre_hook(self._before_load)  # type: ignore[no-untyped-call]
 
     def export(self) -> dict[str, Any]:
@@ -133,21 +130,19 @@ class FSDPEngine(SingleEngine):
 
     def _backward(self, loss_sum: Tensor, global_count: int) -> None:
         # A stand-in goes backward as well: the others gather weights there, together with this rank.
-        stands_in = self.loader is not None and self.loader.local_count == 0
-        self._gate.weigh(0.0 if stands_in else 1.0)
+        self._gate.weigh(0.0 if self._stands_in() else 1.0)
         loss = loss_sum * (self._world_size / global_count)  # FSDP averages
         self._scaled(loss).backward()  # type: ignore[no-untyped-call]
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        """For the plain loop: the backward that follows is of the batch yielded last."""
         if not torch.is_grad_enabled():
             return
         self._in_step = self._in_step or module.training
         self._forwards = True
         self._reduces = self._reduces or self._sync
-        loader = self.loader
-        if loader is not None and loader.global_count:
-            self._gate.weight = loader.step_local_count * self._world_size / loader.global_count
+        weight = self._plain_weight()
+        if weight is not None:
+            self._gate.weight = weight
 
     def _check_gradients(self) -> None:
         if self._forwards and not self._reduces:
@@ -179,8 +174,7 @@ class FSDPEngine(SingleEngine):
 
     def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._reduces = self._forwards = self._in_step = False
-        if self._buffers is not None:
-            self._buffers.take_over()
+        super()._after_update(optimizer, args, kwargs)
 
     def _before_load(self, *_: Any) -> None:
         if self._in_step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 from torch import nn
@@ -23,6 +23,18 @@ DDP_OPTIONS = (
     "static_graph",
 )
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+class _Place(TypedDict):
+    device: torch.device
+
+
+class Common(_Place, total=False):
+    """What every engine's constructor takes, see `SingleEngine`."""
+
+    precision: Precision
+    max_grad_norm: float | None
+    loader: CountingLoader | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +60,7 @@ class Setting:
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def common(self) -> dict[str, Any]:
+    def common(self) -> Common:
         """Keyword arguments of every engine's constructor."""
         return {
             "device": self.device,
