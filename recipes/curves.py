@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 from phalanx.recipes.runs import read_metrics
 
@@ -36,9 +37,14 @@ def draw_curves(metrics: Path, picture: Path, title: str) -> bool:
         axes.grid(alpha=0.3)
         axes.legend()
     figure.suptitle(title)
+    write_picture(figure, picture)
+    return True
+
+
+def write_picture(figure: Any, picture: Path) -> None:
+    """Write a matplotlib figure as PNG, replacing an earlier one at one stroke."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)
     temporary = picture.with_name(picture.name + ".tmp")
     temporary.write_bytes(content.getvalue())
     os.replace(temporary, picture)
-    return True

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from phalanx.dist import ShardLoader
+from phalanx.dist.steps import StepLoader
 from phalanx.recipes.curves import draw_curves
 from phalanx.recipes.runs import RunFolder
 from phalanx.recipes.scores import Scores, judged, told
@@ -62,7 +62,7 @@ class Display:
         elif self._speaks:
             print(text, file=self._stream, flush=True)
 
-    def watch(self, loader: ShardLoader, epoch: int) -> Iterator[Any]:
+    def watch(self, loader: StepLoader, epoch: int) -> Iterator[Any]:
         """The loader's batches of epoch ``epoch`` (from 0), counted and timed."""
         batches = iter(loader)
         begun = time.monotonic()
@@ -103,7 +103,8 @@ class Display:
         tested_only: bool,
     ) -> None:
         """Draw the curves, say how the test went and where everything is."""
-        self.say(f"test {told(dict(reversed(scores.items())))}")
+        if scores:
+            self.say(f"test {told(dict(reversed(scores.items())))}")
         if not self._speaks:
             return
         if tested_only:

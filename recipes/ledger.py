@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from phalanx.dist import ShardLoader
+from phalanx.dist.steps import StepLoader
 
 
 class Ledger:
@@ -26,7 +26,7 @@ class Ledger:
             self._write("\n")  # ends a line that a kill cut short
         self._taken: list[int] = []
 
-    def note(self, loader: ShardLoader) -> None:
+    def note(self, loader: StepLoader) -> None:
         """Note the micro batch that ``loader`` delivered last."""
         if self._file is None:
             return

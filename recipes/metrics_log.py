@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torch import Tensor
 from torch.nn import functional as F
 
-from phalanx.dist import Accuracy, Progress, ShardLoader
+from phalanx.dist import Accuracy, Progress
+from phalanx.dist.steps import StepLoader
 from phalanx.recipes.runs import RunFolder, read_metrics, write_whole
 from phalanx.recipes.scores import judged
 from phalanx.recipes.share_sums import ShareSums
@@ -75,7 +76,7 @@ class StepMetrics:
         every: A line for each step that is a multiple of it.
     """
 
-    def __init__(self, log: MetricsLog, loader: ShardLoader, every: int) -> None:
+    def __init__(self, log: MetricsLog, loader: StepLoader, every: int) -> None:
         self._log, self._loader, self._every = log, loader, every
         self._loss_sum, self._accuracy = ShareSums(loader, 1), Accuracy()
 
@@ -95,6 +96,33 @@ class StepMetrics:
             self._log.write("train", epoch, step, {"loss": loss, "accuracy": accuracy})
             self._loss_sum.reset()
             self._accuracy.reset()
+
+
+class StepLoss:
+    """The loss of every so many steps, over all ranks, as train lines of the log.
+
+    Args:
+        log: Where the lines go.
+        loader: The training loader, asked for the counts of its last micro batch.
+        every: A line for each step that is a multiple of it.
+    """
+
+    def __init__(self, log: MetricsLog, loader: StepLoader, every: int) -> None:
+        self._log, self._loader, self._every = log, loader, every
+        self._sums = ShareSums(loader, 2)
+
+    def update(self, loss_sum: Tensor, count: int) -> None:
+        """Take in a micro batch's loss, summed over ``count`` of whatever the mean is over. Collective."""
+        loader = self._loader
+        step = loader.progress.step + (not loader.is_last_micro)
+        if step % self._every:
+            return
+        if loader.local_count:  # a stand-in batch is no sample
+            self._sums.add(loss_sum, count)
+        if loader.is_last_micro:
+            total, counted = self._sums.totals()
+            self._log.write("train", loader.progress.epoch + 1, step, {"loss": total / counted})
+            self._sums.reset()
 
 
 def _stays(line: dict[str, Any], progress: Progress) -> bool:

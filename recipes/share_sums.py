@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from phalanx.dist import ShardLoader, all_reduce_sum
+from phalanx.dist import all_reduce_sum
+from phalanx.dist.steps import StepLoader
 
 
 class ShareSums:
@@ -19,7 +20,7 @@ class ShareSums:
         columns: How many numbers each batch has.
     """
 
-    def __init__(self, loader: ShardLoader, columns: int) -> None:
+    def __init__(self, loader: StepLoader, columns: int) -> None:
         self._loader = loader
         device = loader.device if loader.device.type == "cuda" else "cpu"  # mps has no float64
         self._sums = torch.zeros(loader.plan.shards, columns, dtype=torch.float64, device=device)
