@@ -124,6 +124,8 @@ def _reader(
     """What reads the nodes that were asked for."""
     if local and (hosts is not None or hostfile is not None):
         raise UsageMistake("--local with --hosts or --hostfile: this node or those?", fix="one of the two")
+    if ssh_port is not None and hosts is None and hostfile is None:
+        raise UsageMistake("--ssh-port without hosts: this node needs no ssh.", fix="--hosts node1,node2")
     if hosts is None and hostfile is None and (local or "SLURM_JOB_ID" not in os.environ):
         return partial(_here, capability, topology)
     from phalanx.launch.host_choice import starter
@@ -154,14 +156,14 @@ def _here(capability: bool, topology: bool) -> list[NodeReading]:
 def _drawn(nodes: list[NodeReading]) -> str:
     from phalanx.tools.gpus.screen import screen
 
-    is_terminal = sys.stdout.isatty()
+    is_terminal = _is_terminal()
     colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return screen(nodes, width=_width() if is_terminal else None, colour=colour)
 
 
 def _page(read: Callable[[], list[NodeReading]], every_s: float) -> str:
     text = f"{time.strftime('%H:%M:%S')}, every {every_s:g} s; Ctrl-C ends it\n{_drawn(read())}"
-    return text if sys.stdout.isatty() else _in_reach(text)
+    return _in_reach(text)
 
 
 def _say(text: str) -> None:
@@ -170,8 +172,12 @@ def _say(text: str) -> None:
 
 def _in_reach(text: str) -> str:
     """With a question mark for what this terminal cannot show: a process may have any name."""
-    encoding = sys.stdout.encoding or "utf-8"
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()  # None: closed at the start, as by `>&-`
 
 
 def _width() -> int:

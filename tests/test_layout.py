@@ -104,6 +104,11 @@ LIGHT = [
     "phalanx.launch.entry",
     "phalanx.recipes",
     "phalanx.tools",
+    "phalanx.tools.bench",
+    "phalanx.tools.bench.settings",
+    "phalanx.tools.gpus",
+    "phalanx.tools.gpus.node_reading",
+    "phalanx.tools.gpus.screen",
 ]
 
 

@@ -183,6 +183,20 @@ def test_nothing_heavy_is_imported(machine: Callable[..., Machine]) -> None:
     machine(StandInGpu(uuid=A)).run(code)
 
 
+def test_a_closed_output_is_no_error(machine: Callable[..., Machine]) -> None:
+    described = machine(StandInGpu(uuid=A))
+    words = " ".join([*PHALANX, "gpus"])
+    for ending in (">&-", "| true"):
+        done = subprocess.run(
+            ["sh", "-c", f"{words} {ending}"],
+            env=described.environ(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_watch_goes_on_until_ctrl_c(machine: Callable[..., Machine]) -> None:
     described = machine(StandInGpu(uuid=A))
     process = subprocess.Popen(
@@ -234,6 +248,7 @@ def test_a_name_that_the_terminal_cannot_show(machine: Callable[..., Machine]) -
         (["--hosts", "a,a"], "a is on line 1 already"),
         (["--hostfile", "nowhere"], "it cannot be read (No such file"),
         (["--hosts", "a", "--ssh-port", "70000"], "a port is 1 to 65535"),
+        (["--ssh-port", "22"], "--ssh-port without hosts"),
         (["--timeout-s", "-1"], "--timeout-s -1: a number of seconds"),
         (["--wtach"], "Fix: did you mean --watch?"),
         (["extra"], "unexpected extra argument"),
