@@ -45,9 +45,9 @@ def _sources(failures: Sequence[Failure], log_dir: Path | None, deadline: float)
     logs = {failure.rank: Path(failure.log) for failure in failures if failure.log}
     if log_dir is not None:
         for path in sorted(log_dir.glob("rank-*.log")):
-            rank = path.stem.rpartition("-")[2]
-            if rank.isdigit():
-                logs.setdefault(int(rank), path)
+            number = path.stem.rpartition("-")[2]
+            if number.isdecimal():
+                logs.setdefault(int(number), path)
     for rank, path in list(logs.items())[:_MOST_LOGS]:
         if time.monotonic() > deadline:
             break
