@@ -39,8 +39,16 @@ _PEER_GONE_TYPES = frozenset(
         "ConnectionAbortedError",
         "ConnectionRefusedError",
         "BrokenPipeError",
+        # phalanx.dist's own, which name the rank that failed or did not come
+        "RankZeroFailed",
+        "RanksMissing",
     }
 )
+#: What phalanx.dist raises on the ranks that only heard of an error, by type.
+_HEARD_OF = {
+    "CheckpointError": re.compile(r"rank \d+: "),
+    "RendezvousError": re.compile(r".*(the store is gone|reached nobody)", re.DOTALL),
+}
 #: Types whose message decides: a ValueError that speaks of a timeout is the script's own.
 _MESSAGE_DECIDES = frozenset(
     {"RuntimeError", "DistBackendError", "DistError", "TimeoutError", "OSError", "Exception"}
@@ -117,6 +125,8 @@ def speaks_of_a_lost_peer(exception: str, message: str) -> bool:
     name = exception.rpartition(".")[2]
     if name in _PEER_GONE_TYPES:
         return True
+    if name in _HEARD_OF:
+        return _HEARD_OF[name].match(message) is not None
     return name in _MESSAGE_DECIDES and _PEER_GONE.search(message) is not None
 
 

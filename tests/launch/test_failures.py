@@ -38,6 +38,13 @@ LOST_PEER = [
     ("DistBackendError", "NCCL communicator was aborted on rank 1."),
     ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
     ("BrokenPipeError", "[Errno 32] Broken pipe"),
+    ("phalanx.dist.collectives.RankZeroFailed", "rank 0 failed in rank_zero_first: OSError: no disk"),
+    ("phalanx.dist.rendezvous.RanksMissing", "barrier: rank 1 did not arrive within 60 s (rank 0 did)."),
+    (
+        "phalanx.dist.rendezvous.RendezvousError",
+        "barrier: the store is gone (x); rank 0 or its launcher has ended.",
+    ),
+    ("phalanx.dist.checkpoint_errors.CheckpointError", "rank 1: save(x=...) is a builtins.object"),
 ]
 OWN_FAULT = [
     ("ValueError", "connection closed is no colour"),
@@ -46,6 +53,15 @@ OWN_FAULT = [
     ("KeyError", "'timeout'"),
     ("FileNotFoundError", "[Errno 2] No such file or directory: 'peer.pt'"),
     ("OSError", "[Errno 28] No space left on device"),
+    (
+        "phalanx.dist.rendezvous.RendezvousError",
+        "MASTER_PORT=29500: that port is taken on a, probably by another run.",
+    ),
+    (
+        "phalanx.dist.checkpoint_errors.CheckpointError",
+        "save() waits for every rank, and rank 1 did not call it",
+    ),
+    ("RuntimeError", "rank 1: is what a script says"),
 ]
 
 
