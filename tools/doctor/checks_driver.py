@@ -174,12 +174,10 @@ def check_library_mismatch(facts: Facts) -> Finding | None:
             *fix,
         )
     wsl = bool(facts.platform and facts.platform.wsl)
-    comparable = (
-        driver and driver.version and driver.library_version and not wsl and not driver.compat_libcuda
-    )
-    differ = driver and version_of(driver.version) != version_of(driver.library_version)
+    comparable = driver and driver.version and driver.user_version and not wsl and not driver.compat_libcuda
+    differ = driver and version_of(driver.version) != version_of(driver.user_version)
     if driver and comparable and differ and cuda_works(facts) is not True:
-        evidence = (f"kernel module {driver.version}", f"libraries {driver.library_version}")
+        evidence = (f"kernel module {driver.version}", f"libraries {driver.user_version}")
         return proven(facts, "driver-library-mismatch", title, evidence, fix, 94)
     if driver and driver.cuda_init_error == 803:
         return proven(facts, "driver-library-mismatch", title, ("cuInit answers error 803",), fix, 95)

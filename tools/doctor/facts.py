@@ -98,7 +98,7 @@ class DriverFacts:
     """The NVIDIA driver, its kernel module and its libraries."""
 
     version: str | None = None  # what nvidia-smi or NVML prints: the kernel module's where both are known
-    library_version: str | None = None  # of libcuda / libnvidia-ml in user space
+    user_version: str | None = None  # of libcuda / libnvidia-ml in user space
     cuda: str | None = None  # newest CUDA it supports: "12.2"
     error: str | None = None  # what nvidia-smi or NVML said instead of an answer
     module_loaded: bool | None = None

@@ -78,13 +78,18 @@ def _finding_lines(
 
 
 def _verdict(report: Report, bad: int, fine: int) -> str:
+    checks = f"{fine} check{'s' * (fine != 1)} fine"
     if report.verdict == "ok":
-        return f"Nothing wrong found ({fine} checks fine)."
+        return (
+            f"Nothing wrong found ({checks})."
+            if fine
+            else "Nothing wrong found: no check had the facts it needs."
+        )
     fails = sum(finding.status == "fail" for finding in report.findings)
     parts = [f"{fails} failure{'s' * (fails != 1)}"] if fails else []
     warnings = bad - fails
     parts += [f"{warnings} warning{'s' * (warnings != 1)}"] if warnings else []
-    return f"{', '.join(parts)}, {fine} checks fine."
+    return f"{', '.join(parts)}, {checks}."
 
 
 def _wrap(line: str, width: int, indent: str) -> str:

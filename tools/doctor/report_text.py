@@ -17,6 +17,8 @@ from phalanx.tools.doctor.report_values import gpu_name, is_gpu_line
 from phalanx.tools.doctor.symptoms import matters
 
 MOST_MESSAGES = 400
+MOST_EXAMINED = 2_000  # distinct lines of a long text, at either end
+_NUMBERS = re.compile(r"[0-9]+")
 _SEVERAL = re.compile(r" and | in |~/")  # a value that is told rather than printed
 # What a report should hold so that the common causes can be told: the name shown, and the facts behind it.
 WANTED = (
@@ -142,11 +144,24 @@ def _gpu_from_prose(draft: Draft, words: list[str]) -> None:
 
 
 def _kept(words: list[str]) -> list[str]:
-    """The lines that checks draw on; of a long text those that show a symptom, and the beginning."""
+    """The lines that checks draw on; of a long text those that show a symptom, and the beginning.
+
+    Lines that differ in their numbers alone, of which logs are made, count once.
+    """
     if len(words) <= MOST_MESSAGES:
         return words
-    telling = [line for line in words if matters(line)]
-    return [*words[: MOST_MESSAGES // 2], *telling[:MOST_MESSAGES]]
+    shapes: dict[str, str] = {}
+    for line in words:
+        shapes.setdefault(_NUMBERS.sub("0", line), line)
+    distinct = list(shapes.values())
+    if len(distinct) > 2 * MOST_EXAMINED:
+        distinct = [*distinct[:MOST_EXAMINED], *distinct[-MOST_EXAMINED:]]
+    telling = [line for line in distinct if matters(line)]
+    return [
+        *words[: MOST_MESSAGES // 2],
+        *telling[: MOST_MESSAGES // 2],
+        *telling[MOST_MESSAGES // 2 :][-MOST_MESSAGES // 2 :],
+    ]
 
 
 def _report(facts: Facts) -> ReadReport:

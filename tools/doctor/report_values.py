@@ -323,7 +323,7 @@ def driver_library(draft: Draft, value: Any) -> None:
     """The driver's libraries in user space."""
     version = version_text(value)
     if version and version_of(version)[0] >= 300:
-        draft.put("driver.library_version", version)
+        draft.put("driver.user_version", version)
 
 
 def cudnn(draft: Draft, value: Any) -> None:

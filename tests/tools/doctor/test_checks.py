@@ -63,7 +63,7 @@ FINDINGS: tuple[tuple[str, str, Facts], ...] = (
     ("torch-import-broken", "fail", replace(_GOOD, torch=TorchFacts(installed=True, error="SyntaxError: invalid"))),
     ("cpu-only-torch", "fail", replace(_GOOD, torch=replace(_DEAD, version="2.6.0+cpu", cuda=""))),
     ("driver-too-old", "fail", replace(_GOOD, torch=_DEAD, driver=replace(_DRIVER, version="470.82.01", cuda="11.4"))),
-    ("driver-library-mismatch", "fail", replace(_GOOD, torch=_DEAD, driver=replace(_DRIVER, library_version="550.54.15"))),
+    ("driver-library-mismatch", "fail", replace(_GOOD, torch=_DEAD, driver=replace(_DRIVER, user_version="550.54.15"))),
     ("driver-library-mismatch", "fail", replace(_GOOD, torch=_DEAD, driver=replace(_DRIVER, cuda_init_error=803))),
     ("fabricmanager-not-running", "fail", replace(_GOOD, torch=_DEAD, driver=replace(_DRIVER, cuda_init_error=802))),
     ("fabricmanager-not-running", "fail", replace(_GOOD, torch=_DEAD, driver=replace(_DRIVER, nvswitch=True, fabric_manager="inactive"))),
@@ -202,7 +202,7 @@ def test_a_good_machine_is_left_alone(facts: Facts) -> None:
 
 def test_a_consequence_goes_with_its_cause() -> None:
     facts = replace(
-        _GOOD, torch=_DEAD, driver=replace(_DRIVER, library_version="550.54.15", cuda_init_error=803)
+        _GOOD, torch=_DEAD, driver=replace(_DRIVER, user_version="550.54.15", cuda_init_error=803)
     )
     assert list(_named(facts)) == ["driver-library-mismatch"]
     known = set(KNOWN_IDS)

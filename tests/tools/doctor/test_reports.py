@@ -124,3 +124,17 @@ def test_a_conclusion_in_the_report_is_no_fact() -> None:
         }
     )
     assert _first(_report(text)) == "none"
+
+
+def test_a_symptom_at_either_end_of_a_long_log_is_read() -> None:
+    steps = "\n".join(
+        f"step {step} loss 0.{step} while the model of run {chr(97 + step % 26)} trains"
+        for step in range(20_000)
+    )
+    for text in (
+        "Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n" + steps,
+        steps + "\nNVRM: Xid (PCI:0000:3b:00): 79, fallen off the bus.",
+    ):
+        report = _report(text)
+        assert _first(report) == "gpu-lost"
+        assert len(report.facts.messages) < 1_000

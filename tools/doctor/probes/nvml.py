@@ -39,13 +39,13 @@ def probe(scene: Scene) -> Partial:
         return {
             "driver": {
                 "error": _in_words(pynvml, error),
-                **({"library_version": library} if library else {}),
+                **({"user_version": library} if library else {}),
             }
         }
     driver = {
         "version": _text(_ask(pynvml.nvmlSystemGetDriverVersion)),
         "cuda": _cuda(_ask(pynvml.nvmlSystemGetCudaDriverVersion)),
-        "library_version": _library_version(),
+        "user_version": _library_version(),
     }
     handles = _handles(pynvml)
     gpus = [_gpu(pynvml, scene, index, handle) for index, handle in enumerate(handles)]
