@@ -99,6 +99,19 @@ class SlurmLab:
             time.sleep(0.05)
         raise AssertionError(f"slurmstepd still runs\n{self.logs()}")
 
+    def inside(self, *words: str) -> str:
+        """Run a command as root where the daemons are; what it prints."""
+        assert self.daemons is not None
+        (init,) = (
+            process
+            for process in psutil.Process(self.daemons.pid).children(recursive=True)
+            if process.name() == "sh" and "start.sh" in " ".join(process.cmdline())
+        )
+        enter = ["nsenter", f"--target={init.pid}", "--mount", "--pid", "--"]
+        done = subprocess.run([*enter, *words], env=self.environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+        return done.stdout
+
     def logs(self) -> str:
         """The end of each daemon's log."""
         parts = []
@@ -117,8 +130,10 @@ def _name(process: psutil.Process) -> str:
 
 
 @contextlib.contextmanager
-def slurm_lab(cpus: int = 8) -> Iterator[SlurmLab]:
+def slurm_lab(cpus: int = 8, *, settings: str = "", before: str = "") -> Iterator[SlurmLab]:
     """Start the daemons, and end them all, with every task they started, at the end.
+
+    ``settings`` are more lines of slurm.conf, ``before`` shell lines that run in the namespaces first.
 
     They live in a PID namespace of their own: when its first process dies, the kernel kills the rest. In
     their mount namespace n1 and n2 are names of this machine.
@@ -126,7 +141,7 @@ def slurm_lab(cpus: int = 8) -> Iterator[SlurmLab]:
     # Not pytest's tmp_path: the path of a Unix socket has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     try:
-        _configure(folder, cpus)
+        _configure(folder, cpus, settings, before)
         script = folder / "start.sh"
         lab = SlurmLab(folder)
         # The test's own death ends setpriv's child, and --kill-child passes that on to the namespace.
@@ -150,7 +165,7 @@ def slurm_lab(cpus: int = 8) -> Iterator[SlurmLab]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _configure(folder: Path, cpus: int) -> None:
+def _configure(folder: Path, cpus: int, settings: str, before: str) -> None:
     host = socket.gethostname()
     ports = _free_ports(3)
     (folder / "munge.key").write_bytes(os.urandom(128))
@@ -187,6 +202,7 @@ KillWait=2
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus}
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus}
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+{settings}
 """
     )
     known = Path("/etc/hosts").read_text() if Path("/etc/hosts").exists() else ""
@@ -203,6 +219,7 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscrib
     )
     (folder / "start.sh").write_text(
         f"""mount --bind {folder}/hosts /etc/hosts
+{before}
 munged --foreground --force {munge} &
 while [ ! -S {folder}/munge.socket ]; do sleep 0.05; done
 slurmctld -D -i -f {folder}/slurm.conf &

@@ -91,8 +91,9 @@ def gather_node(scene: Scene, *, timeout_s: float, probes: Mapping[str, Probe] =
     The start is that of this process: the time that Python took counts.
     """
     left = timeout_s - age_of_this_process_s() - _AFTER_PROBES_S
-    if scene.port is None:
-        scene = dataclasses.replace(scene, port=0)  # which port is free at this moment is a job's matter
+    # The node is asked about, not the job that the prolog runs for: how many nodes it has, which port is free.
+    environ = {name: value for name, value in scene.environ.items() if not name.startswith("SLURM_")}
+    scene = dataclasses.replace(scene, environ=environ, port=0 if scene.port is None else scene.port)
     return gather(scene, timeout_s=max(left, 0.1), torch=False, skip=NOT_ON_NODES, probes=probes)
 
 
