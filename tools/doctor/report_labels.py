@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from phalanx.tools.doctor import report_gpus as gpus
 from phalanx.tools.doctor import report_values as read
 from phalanx.tools.doctor.draft import Draft
 from phalanx.tools.doctor.quantities import number, size_bytes, truth
@@ -85,9 +86,9 @@ _READERS: tuple[tuple[str, Reader], ...] = (
      "system cuda version|cuda home version|toolkit version", read.nvcc),
     ("cuda home|cuda path", _text("compilers.cuda_home")),
     ("gpu models and configuration|gpu names|gpus|gpu|gpu type|gpu name|device name|gpu model|gpu models|graphics card|"
-     "video card|nvidia gpu models|nvidia gpu|cards|card|hardware|accelerator|product name|devices", read.gpus),
-    ("compute capability|compute capabilities|cuda capability|capability|gpu capability|sm|gpu compute capability", read.capability),
-    ("gpu arch|gfx|gfx target|amd gpu arch|gfx version", read.gpu_arch),
+     "video card|nvidia gpu models|nvidia gpu|cards|card|hardware|accelerator|product name|devices", gpus.gpus),
+    ("compute capability|compute capabilities|cuda capability|capability|gpu capability|sm|gpu compute capability", gpus.capability),
+    ("gpu arch|gfx|gfx target|amd gpu arch|gfx version", gpus.gpu_arch),
     ("gpu count|num gpus|number of gpus|device count|ngpus|torch cuda device count", _number("torch.device_count")),
     ("nvidia driver version|driver version|driver|nvidia driver|host driver|gpu driver|kernel driver version|"
      "driver kernel|kernel module version|host driver version|kmd version|nvrm version", read.driver),
@@ -116,10 +117,10 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("stack size kbytes s", _size("limits.stack_bytes", "k")),
     ("cgroup memory|memory limit|container memory", _size("limits.cgroup_memory_bytes")),
     ("system ram|ram|host memory|memory total|total memory|memtotal", _size("memory.total_bytes")),
-    ("compute mode|gpu compute mode", read.compute_mode),
-    ("mig mode|mig|mig enabled", read.mig),
-    ("persistence mode|persistence", read.persistence),
-    ("fabric state|fabric", read.fabric_state),
+    ("compute mode|gpu compute mode", gpus.compute_mode),
+    ("mig mode|mig|mig enabled", gpus.mig),
+    ("persistence mode|persistence", gpus.persistence),
+    ("fabric state|fabric", gpus.fabric_state),
     ("fabric manager|fabricmanager|nvidia fabricmanager|fabric manager status", read.fabric_manager),
     ("secure boot|secureboot|uefi secure boot", _truth("platform.secure_boot")),
     ("nouveau|nouveau loaded", _truth("driver.nouveau_loaded")),

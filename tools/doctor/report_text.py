@@ -9,11 +9,11 @@ from phalanx.tools.doctor.draft import Draft
 from phalanx.tools.doctor.facts import Facts
 from phalanx.tools.doctor.facts_json import to_json
 from phalanx.tools.doctor.report_clean import LONGEST_TEXT, clean_lines
+from phalanx.tools.doctor.report_gpus import gpu_name, is_gpu_line
 from phalanx.tools.doctor.report_labels import LABELS, PLAIN_LABELS, key_of, read_value, split_label
 from phalanx.tools.doctor.report_loose import is_own, own_facts, parse_object, read_object
 from phalanx.tools.doctor.report_prose import gpu_in_prose, read_prose
 from phalanx.tools.doctor.report_tables import read_table_line
-from phalanx.tools.doctor.report_values import gpu_name, is_gpu_line
 from phalanx.tools.doctor.symptoms import matters
 
 MOST_MESSAGES = 400
