@@ -20,7 +20,7 @@ from phalanx.dist.collective_calls import KINDS, describe_call, explain_mismatch
 from phalanx.dist.collectives import barrier
 from phalanx.dist.rendezvous import RanksMissing
 from phalanx.dist.world import init_world
-from tests.dist.test_world import torchrun_variables
+from tests.dist.launch_variables import torchrun_variables
 from tests.ranks import RankRunner
 
 

@@ -3,62 +3,23 @@
 from __future__ import annotations
 
 import copy
-import os
-import pickle
 from collections import OrderedDict
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from phalanx.dist.state_dict import (
     AmbiguousKeysError,
-    DamagedFileError,
     FlattenedShardsError,
     KeysDifferError,
-    MissingCheckpointError,
     NothingMatchedError,
-    PickledCodeError,
-    StateDictError,
     canonical_keys,
     load_state_dict,
     match_state_dict,
     unwrap,
 )
-
-
-def weights(*keys: str, shape: tuple[int, ...] = (2, 3)) -> dict[str, Tensor]:
-    """A tensor of its own per key: all equal in shape, so that shapes give nothing away."""
-    return {key: torch.full(shape, float(number)) for number, key in enumerate(keys, 1)}
-
-
-def pairs(source: dict[str, Tensor], target: dict[str, Tensor] | list[str], **options: Any) -> dict[str, str]:
-    """Target key to the source key whose tensor it got; complete on both sides."""
-    match = match_state_dict(source, target, **options)
-    assert match.missing == []
-    assert match.unexpected == []
-    names = {id(value): key for key, value in source.items()}
-    return {key: names[id(value)] for key, value in match.state_dict.items()}
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 2, 3)
-        self.bn = nn.BatchNorm2d(2)
-        self.fc = nn.Linear(2, 3)
-
-
-class TiedNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(5, 4)
-        self.head = nn.Linear(4, 5, bias=False)
-        self.head.weight = self.embed.weight
+from tests.dist.state_dict_nets import Net, TiedNet, pairs, weights
 
 
 @pytest.mark.parametrize(
@@ -369,89 +330,6 @@ def test_unwrap_takes_off_wrappers_in_any_order() -> None:
     assert unwrap(averaged) is averaged
 
 
-@pytest.mark.parametrize("name", ["weights.pt", "weights.bin", "weights.safetensors", "weights.ckpt"])
-def test_files_are_read_by_content(tmp_path: Path, name: str) -> None:
-    from safetensors.torch import save_file
-
-    model, path = Net(), tmp_path / name
-    if name.endswith("safetensors"):
-        save_file(model.state_dict(), path)
-    else:
-        torch.save(
-            {"epoch": 1, "state_dict": model.state_dict()},
-            path,
-            _use_new_zipfile_serialization=name[-1] != "t",
-        )
-    other = Net()
-    load_state_dict(other, path)
-    assert torch.equal(other.fc.weight, model.fc.weight)
-
-
-class Payload:
-    """Unpickling this creates a file: proof that pickled code was run."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (self.folder,)
-
-
-@pytest.mark.parametrize("kind", ["zip", "legacy", "bare pickle"])
-def test_pickled_code_is_named_and_never_run(tmp_path: Path, kind: str) -> None:
-    path, trace = tmp_path / "evil.pt", tmp_path / "was-run"
-    content = {"model": Net().state_dict(), "config": Payload(str(trace))}
-    if kind == "bare pickle":
-        path.write_bytes(pickle.dumps(content["config"]))
-    else:
-        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
-    with pytest.raises(PickledCodeError, match=r"posix\.mkdir.*\n.*Nothing of it was run"):
-        load_state_dict(Net(), path)
-    assert not trace.exists()
-
-
-def test_blocked_types_name_only_what_is_blocked(tmp_path: Path) -> None:
-    import numpy as np
-
-    path = tmp_path / "metrics.pt"
-    torch.save({"model": Net().state_dict(), "best": np.float64(0.5)}, path)
-    with pytest.raises(PickledCodeError) as caught:
-        match_state_dict(path, Net())
-    named = str(caught.value).splitlines()[0].rpartition(": ")[2].split(", ")
-    assert any(name.endswith("multiarray.scalar") for name in named)
-    assert all(name.startswith("numpy") for name in named)
-
-
-@pytest.mark.parametrize("name", ["cut.pt", "cut.safetensors", "cut-legacy.pt"])
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.98])
-def test_a_cut_or_empty_file_is_named(tmp_path: Path, name: str, share: float) -> None:
-    from safetensors.torch import save_file
-
-    path = tmp_path / name
-    if name.endswith("safetensors"):
-        save_file(Net().state_dict(), path)
-    else:
-        torch.save(Net().state_dict(), path, _use_new_zipfile_serialization="legacy" not in name)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
-    model = Net()
-    before = model.fc.weight.clone()
-    with pytest.raises(DamagedFileError, match=name):
-        load_state_dict(model, path)
-    assert torch.equal(model.fc.weight, before)
-
-
-def test_a_missing_file_and_a_foreign_file_are_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingCheckpointError, match="no such file"):
-        load_state_dict(Net(), tmp_path / "nothing.pt")
-    (tmp_path / "notes.pt").write_text("hello, this is text")
-    with pytest.raises(DamagedFileError, match="neither a torch nor a safetensors file"):
-        load_state_dict(Net(), str(tmp_path / "notes.pt"))
-    torch.save(torch.ones(2), tmp_path / "tensor.pt")
-    with pytest.raises(StateDictError, match="holds a Tensor"):
-        load_state_dict(Net(), tmp_path / "tensor.pt")
-
-
 def test_a_model_on_meta_gets_the_tensors_themselves() -> None:
     with torch.device("meta"):
         model = nn.Linear(2, 2)
@@ -466,73 +344,3 @@ def test_parametrizations_translate_their_old_names_themselves() -> None:
     load_state_dict(new, {f"module.{key}": value for key, value in old.state_dict().items()})
     x = torch.randn(4, 3)
     assert torch.allclose(new(x), old(x))
-
-
-@pytest.mark.parametrize("target", [Net(), nn.DataParallel(Net()), torch.compile(Net())])
-@pytest.mark.parametrize("source", [Net(), nn.DataParallel(Net()), nn.DataParallel(torch.compile(Net()))])
-def test_any_wrapping_loads_into_any_other(source: nn.Module, target: nn.Module) -> None:
-    match = load_state_dict(target, source.state_dict())
-    assert match.missing == match.unexpected == []
-    expected = unwrap(source).state_dict()
-    assert all(torch.equal(value, expected[key]) for key, value in unwrap(target).state_dict().items())
-
-
-_NAMES = st.sampled_from(["a", "b", "conv", "module_list", "weight_g", "0", "1", "orig_mod", "emb"])
-_KEYS = st.lists(st.lists(_NAMES, min_size=1, max_size=4).map(".".join), min_size=1, max_size=12, unique=True)
-_WRAPPERS = st.sampled_from(["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
-
-
-def _wrapped(keys: list[str], places: set[str], wrapper: str) -> list[str]:
-    """Keys of the same module tree with a wrapper put around the module at each path in `places`."""
-    result = []
-    for key in keys:
-        parts = key.split(".")
-        out = []
-        for end, part in enumerate(parts):
-            if ".".join(parts[:end]) in places:
-                out.append(wrapper)
-            out.append(part)
-        result.append(".".join(out))
-    return result
-
-
-@settings(max_examples=200, deadline=None)
-@given(data=st.data(), keys=_KEYS)
-def test_wrappers_at_random_places_match_back_one_to_one(data: st.DataObject, keys: list[str]) -> None:
-    keys = [f"{key}.w" for key in keys]
-    paths = sorted({key[:dot] for key in keys for dot in range(len(key)) if dot == 0 or key[dot] == "."})
-
-    def draw() -> list[str]:
-        places = set(data.draw(st.lists(st.sampled_from(paths), max_size=4)))
-        return _wrapped(keys, places, data.draw(_WRAPPERS))
-
-    source, target = draw(), draw()
-    order = data.draw(st.permutations(range(len(keys))))
-    tensors = weights(*(source[number] for number in order))
-    assert pairs(tensors, target) == dict(zip(target, source, strict=True))
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    keys=_KEYS,
-    prefix=st.lists(st.sampled_from(["a", "b", "conv", "net"]), min_size=1, max_size=2),
-    added=st.booleans(),
-)
-def test_a_constant_prefix_is_found_or_refused_but_never_paired_wrongly(
-    keys: list[str], prefix: list[str], added: bool
-) -> None:
-    plain = [f"{key}.w" for key in keys]
-    long = [".".join([*prefix, key]) for key in plain]
-    source, target = (plain, long) if added else (long, plain)
-    try:
-        found = pairs(weights(*source), target)
-    except AmbiguousKeysError:
-        return
-    assert found == dict(zip(target, source, strict=True))
-
-
-def test_a_folder_of_checkpoints_asks_for_one_of_them(tmp_path: Path) -> None:
-    for step in (9, 10):
-        (tmp_path / f"step-{step}").mkdir()
-    with pytest.raises(MissingCheckpointError, match=r"e\.g\. .*step-10"):
-        load_state_dict(Net(), tmp_path)

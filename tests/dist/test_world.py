@@ -1,4 +1,4 @@
-"""World: joining, adopting, and what ranks do together."""
+"""World: joining, adopting, leaving."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,46 +18,25 @@ import torch.distributed as dist
 from phalanx.dist import membership
 from phalanx.dist import world as world_module
 from phalanx.dist.membership import backend_pairs
-from phalanx.dist.rank_device import choose_device
-from phalanx.dist.rendezvous import name_ranks, place_on_node, refuse_differences
+from phalanx.dist.rendezvous import name_ranks, place_on_node
 from phalanx.dist.world import (
     RanksMissing,
-    RankZeroFailed,
     RendezvousError,
     all_reduce_sum,
     barrier,
     current_world,
-    gather_objects,
     init_world,
     rank_zero_first,
     world_or_single,
 )
-from tests.ranks import RankError, RankRunner
+from tests.dist.launch_variables import torchrun_variables
+from tests.ranks import RankRunner
 
 
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
-def torchrun_variables(world_size: int, **more: str):
-    """What torchrun sets for each rank of one node."""
-    port = str(free_port())
-
-    def of_rank(rank: int) -> dict[str, str]:
-        return {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size),
-            "GROUP_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            **more,
-        }
-
-    return of_rank
+@pytest.fixture(autouse=True)
+def _forget_world() -> Iterator[None]:
+    yield
+    membership._current = None
 
 
 # ---- joining
@@ -260,80 +240,6 @@ def test_no_world_yet(monkeypatch: pytest.MonkeyPatch) -> None:
         world_or_single()
 
 
-# ---- devices
-
-
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch):
-    def pretend(count: int) -> None:
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-
-    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
-    return pretend
-
-
-def test_a_rank_takes_its_own_gpu(gpus) -> None:
-    gpus(4)
-    assert [choose_device(r, 4, None, None).index for r in range(4)] == [0, 1, 2, 3]
-    assert choose_device(1, 4, None, "cpu").type == "cpu"
-
-
-@pytest.mark.parametrize(("local_rank", "ranks", "visible"), [(3, 4, 2), (0, 4, 2), (3, 4, 1), (0, 4, 1)])
-def test_more_ranks_than_gpus_is_an_error_on_every_rank(
-    gpus, local_rank: int, ranks: int, visible: int
-) -> None:
-    gpus(visible)  # no modulo; torchrun with 4 ranks on one GPU
-    with pytest.raises(ValueError, match=f"{ranks} ranks on this node, but CUDA shows {visible} GPU"):
-        choose_device(local_rank, ranks, None, None)
-
-
-def test_one_gpu_per_slurm_task_is_device_0_of_each(gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(1)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert choose_device(7, 8, None, None) == torch.device("cuda", 0)
-    gpus(2)
-    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES='7'"):
-        choose_device(3, 4, None, None)
-
-
-def test_nccl_without_gpus(gpus) -> None:
-    gpus(0)
-    with pytest.raises(ValueError, match="more ranks than GPUs with nccl"):
-        choose_device(0, 2, "nccl", None)
-    with pytest.raises(ValueError, match="CUDA shows no GPU"):
-        choose_device(0, 1, None, "cuda")
-
-
-def test_gpus_that_are_not_there(gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    with pytest.warns(
-        UserWarning, match="CUDA_VISIBLE_DEVICES='7', but CUDA shows no GPU: running on the CPU"
-    ):
-        assert choose_device(0, 1, None, None).type == "cpu"
-    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES='7'"):
-        choose_device(0, 1, None, "cuda")
-
-
-def test_ranks_on_one_gpu_are_named_before_nccl_starts() -> None:
-    peers = [
-        {"world_size": 3, "backend": "cpu:gloo,cuda:nccl", "device_type": "cuda", "gpu": gpu} for gpu in "aba"
-    ]
-    with pytest.raises(ValueError, match="some share a GPU: ranks 0, 2: a"):
-        refuse_differences(peers, 3)
-    refuse_differences([{**peer, "backend": "gloo"} for peer in peers], 3)
-    refuse_differences([{**peer, "gpu": str(i)} for i, peer in enumerate(peers)], 3)
-
-
-def test_a_rank_without_gpu_among_others_is_named() -> None:
-    peers = [{"world_size": 2, "backend": "x", "device_type": kind} for kind in ("cuda", "cpu")]
-    with pytest.raises(ValueError, match="disagree on the device: rank 0: cuda; rank 1: cpu"):
-        refuse_differences(peers, 2)
-
-
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="device='cuda:1'"):
         init_world(device="cuda:1")  # type: ignore[arg-type]
@@ -359,165 +265,6 @@ def test_names_of_ranks_and_backends() -> None:
     assert name_ranks([7, 0, 1, 2, 5]) == "ranks 0-2, 5, 7"
     assert backend_pairs("cpu:gloo,cuda:nccl") == [("cpu", "gloo"), ("cuda", "nccl")]
     assert backend_pairs("nccl") == [("cuda", "nccl")]
-
-
-# ---- sums
-
-
-def _sums(rank: int, world_size: int) -> list[object]:
-    big = 2**53 + 1  # lost in a float64
-    tensor = torch.tensor([[1, 2], [3, big]]) * (1 if rank else -1)
-    whole, part, mixed, flag, matrix, single = all_reduce_sum(
-        big, 0.1, 0 if rank == 0 else 0.5, rank == 0, tensor, torch.tensor(0.25, dtype=torch.float32)
-    )
-    lone = all_reduce_sum(-1 - rank)
-    return [
-        whole,
-        part,
-        mixed,
-        flag,
-        matrix.tolist(),
-        single.item(),
-        str(single.dtype),
-        str(matrix.dtype),
-        lone,
-    ]
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_sums_are_exact(run_ranks: RankRunner, world_size: int) -> None:
-    n = world_size
-    whole = (2**53 + 1) * n
-    m = n - 2
-    matrix = [[m, 2 * m], [3 * m, (2**53 + 1) * m]]
-    expected = [
-        whole,
-        pytest.approx(0.1 * n),
-        0.5 * (n - 1),
-        1,
-        matrix,
-        0.25 * n,
-        "torch.float64",
-        "torch.int64",
-    ]
-    for got in run_ranks(_sums, world_size=world_size):
-        assert got == [*expected, -n * (n + 1) // 2]
-
-
-def test_sums_without_a_group() -> None:
-    assert all_reduce_sum(3) == 3
-    assert all_reduce_sum(2, 0.5) == (2, 0.5)
-    assert all_reduce_sum(torch.tensor([True, True])).tolist() == [1, 1]
-    with pytest.raises(ValueError, match="not str"):
-        all_reduce_sum("3")
-    with pytest.raises(ValueError, match="complex"):
-        all_reduce_sum(torch.tensor(1j))
-    with pytest.raises(ValueError, match="at least one"):
-        all_reduce_sum()
-
-
-def _gather(rank: int, world_size: int) -> list[object]:
-    return gather_objects({"rank": rank, "words": "x" * rank})
-
-
-def test_gathered_objects_are_in_rank_order(run_ranks: RankRunner) -> None:
-    expected = [{"rank": rank, "words": "x" * rank} for rank in range(3)]
-    assert run_ranks(_gather, world_size=3) == [expected] * 3
-    assert gather_objects("mine") == ["mine"]
-
-
-# ---- waiting
-
-
-def _absent(rank: int, world_size: int) -> list[object]:
-    barrier()
-    if rank == 1:
-        time.sleep(3)
-        return []
-    try:
-        barrier(timeout_s=1)
-    except RanksMissing as error:
-        return [str(error), list(error.ranks)]
-    return ["passed"]
-
-
-def test_barrier_names_who_is_missing(run_ranks: RankRunner) -> None:
-    first, _, third = run_ranks(_absent, world_size=3)
-    assert first == third
-    assert first[0].startswith("barrier: rank 1 did not arrive within 1 s (ranks 0, 2 did)")
-    assert first[1] == [1]
-
-
-def _barriers(rank: int, world_size: int) -> bool:
-    slow = rank == 0
-    for _ in range(20):
-        started = time.monotonic()
-        if slow:
-            time.sleep(0.01)
-        barrier(timeout_s=20)
-        if time.monotonic() - started > 15:
-            return False
-    return True
-
-
-def test_barriers_follow_each_other(run_ranks: RankRunner) -> None:
-    assert run_ranks(_barriers, world_size=3) == [True] * 3
-
-
-def _download(rank: int, world_size: int, per: str, fail_on: int | None) -> list[object]:
-    world = init_world(timeout_s=30, device="cpu")
-    log = Path("order.log")
-    try:
-        with rank_zero_first(per):  # type: ignore[arg-type]
-            if rank == fail_on:
-                raise OSError("disk is full")
-            time.sleep(0.2 if world.local_rank == 0 else 0.0)
-            with log.open("a") as file:
-                file.write(f"{rank} ")
-    except RankZeroFailed as error:
-        return ["told", str(error).splitlines()[0]]
-    except OSError as error:
-        return ["own", str(error)]
-    if fail_on is None:
-        barrier()
-    else:
-        time.sleep(1)  # rank 0 serves the store here
-    return ["done", ""]
-
-
-def _two_nodes(world_size: int):
-    variables = torchrun_variables(world_size)
-
-    def of_rank(rank: int) -> dict[str, str]:
-        place = {"LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": str(rank // 2)}
-        return {**variables(rank), **place}
-
-    return of_rank
-
-
-@pytest.mark.parametrize("per", ["node", "world"])
-def test_rank_zero_goes_first(run_ranks: RankRunner, tmp_path: Path, per: str) -> None:
-    found = run_ranks(_download, per, None, world_size=4, backend=None, environ=_two_nodes(4))
-    assert found == [["done", ""]] * 4
-    order = (tmp_path / "order.log").read_text().split()
-    assert order[0] == "0"
-    assert sorted(order) == ["0", "1", "2", "3"]
-    if per == "node":
-        assert order.index("2") < order.index("3")
-
-
-@pytest.mark.parametrize(("fail_on", "told"), [(0, [1, 2, 3]), (2, [3])])
-def test_a_failure_of_who_goes_first_reaches_those_who_wait(
-    run_ranks: RankRunner, fail_on: int, told: list[int]
-) -> None:
-    found = run_ranks(_download, "node", fail_on, world_size=4, backend=None, environ=_two_nodes(4))
-    for rank, outcome in enumerate(found):
-        if rank == fail_on:
-            assert outcome == ["own", "disk is full"]
-        elif rank in told:
-            assert outcome == ["told", f"rank {fail_on} failed in rank_zero_first: OSError: disk is full"]
-        else:
-            assert outcome == ["done", ""]
 
 
 # ---- leaving, threads
@@ -579,36 +326,5 @@ def test_threads_set_too_late_are_told(run_ranks: RankRunner) -> None:
     assert message.startswith("OMP_NUM_THREADS=3 was set after torch had read it: torch runs 1 threads.")
 
 
-@pytest.fixture(autouse=True)
-def _forget_world():
-    yield
-    membership._current = None
-
-
 def test_describe() -> None:
     assert world_module.describe(world_or_single()).startswith("rank 0 of 1 (local 0, node 0) on ")
-
-
-def test_an_error_in_a_rank_is_not_swallowed(run_ranks: RankRunner) -> None:
-    with pytest.raises(RankError, match="disk"):
-        run_ranks(_raise, world_size=2)
-
-
-def _raise(rank: int, world_size: int) -> None:
-    with rank_zero_first():
-        raise OSError("disk")
-
-
-def _one_gpu(rank: int, world_size: int) -> list[object]:
-    world = init_world(timeout_s=60)
-    tensor = torch.ones(1, device=world.device)
-    dist.all_reduce(tensor)
-    return [str(world.device), world.backend, torch.cuda.current_device(), float(tensor), all_reduce_sum(2)]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_rank_on_a_gpu(run_ranks: RankRunner) -> None:
-    # the device is set, and bound to the group, before the first collective
-    found = run_ranks(_one_gpu, world_size=1, backend=None, environ=torchrun_variables(1))
-    assert found == [["cuda:0", "cpu:gloo,cuda:nccl", 0, 1.0, 2]]
