@@ -29,9 +29,11 @@ def snippet(name: str) -> str:
 
 
 def installed(shm: str) -> str:
-    """Shell lines for a node that has phalanx where the page says, and this much shared memory."""
+    """Shell lines for a node with phalanx and slurm.conf where they belong, and this much shared memory."""
     command = shlex.join([sys.executable, "-m", "phalanx"])
-    return f"""mount -t tmpfs tmpfs /opt
+    return f"""mount -t tmpfs tmpfs /etc/slurm
+cp "$SLURM_CONF" /etc/slurm/slurm.conf
+mount -t tmpfs tmpfs /opt
 mount -t tmpfs tmpfs /run
 mount -t tmpfs -o size={shm} tmpfs /dev/shm
 mkdir -p /opt/phalanx/bin

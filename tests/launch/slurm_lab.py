@@ -102,11 +102,7 @@ class SlurmLab:
     def inside(self, *words: str) -> str:
         """Run a command as root where the daemons are; what it prints."""
         assert self.daemons is not None
-        (init,) = (
-            process
-            for process in psutil.Process(self.daemons.pid).children(recursive=True)
-            if process.name() == "sh" and "start.sh" in " ".join(process.cmdline())
-        )
+        (init,) = psutil.Process(self.daemons.pid).children()  # of unshare: the namespaces' first process
         enter = ["nsenter", f"--target={init.pid}", "--mount", "--pid", "--"]
         done = subprocess.run([*enter, *words], env=self.environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
