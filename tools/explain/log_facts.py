@@ -80,6 +80,7 @@ FACTS = (
         when=("setting omp_num_threads environment variable",),
         pattern=r"Setting OMP_NUM_THREADS environment variable for each process",
     ),
+    Fact(name="operand", when=("unsupported operand",), pattern=r"Unsupported operand (?P<code>\d{1,3})\b"),
     Fact(name="phalanx-report", when=("then rank",), pattern=r"^Then rank \d+ \([\d.]+ s (?:later|before)"),
 )  # fmt: skip
 

@@ -150,6 +150,29 @@ def state_dict_keys(hit: Hit, scan: Scan) -> list[Refined]:
     return [_same(hit, "state-dict-keys", words=words)]
 
 
+_LOADING = re.compile(
+    r"torch/serialization|_weights_only_unpickler|torch\.load|pickle\.load|load_checkpoint|np\.load"
+)
+
+
+def damaged(hit: Hit, scan: Scan) -> list[Refined]:
+    if "bare" in hit.groups and not _LOADING.search(_frames_text(hit.traceback)):
+        return []  # an EOFError of something else
+    return [_same(hit)]
+
+
+#: Bytes that pickles are made of; a file with another one where an instruction should be is no pickle.
+_INSTRUCTIONS = frozenset(b"().012BCFGIJKLMNPQRSTUVX]abcdeghijlopqrstu}") | frozenset(range(128, 153))
+
+
+def weights_only(hit: Hit, scan: Scan) -> list[Refined]:
+    for line, groups in scan.facts.of("operand"):
+        near = line.source == hit.line.source and abs(line.order - hit.line.order) < 40
+        if near and int(groups["code"]) not in _INSTRUCTIONS:
+            return [_same(hit, "checkpoint-corrupted", words={"key": chr(int(groups["code"]))})]
+    return [_same(hit)]
+
+
 def timeout(hit: Hit, scan: Scan) -> list[Refined]:
     hits = [other for other in scan.hits if other.rule_id == hit.rule_id]
     tracebacks = [t for t in scan.tracebacks if not t.is_harmless]
@@ -266,13 +289,8 @@ def deepspeed_op(hit: Hit, scan: Scan) -> list[Refined]:
 
 def device_or_dtype(hit: Hit, scan: Scan) -> list[Refined]:
     one, other = hit.groups.get("one", ""), hit.groups.get("other", "")
-    if (
-        one
-        and other
-        and "cuda" not in f"{one} {other}".lower()
-        and "." not in one
-        and ":" not in f"{one}{other}"
-    ):
+    both_types = one.endswith("Tensor") and other.endswith("Tensor")
+    if both_types and ("cuda" in one) == ("cuda" in other):
         return [_same(hit, "dtype-mismatch")]
     return [_same(hit)]
 
@@ -282,6 +300,8 @@ def refinements() -> dict[str, Refinement]:
     """By the names that rules use."""
     functions: tuple[Refinement, ...] = (
         gpu_memory, killed, xid, inplace, loss_without_grad, device_assert, loss_scale, state_dict_keys, timeout, port,
+        damaged,
+        weights_only,
         many_launchers, no_host, loopback, stale_file, architecture, driver, cpu_torch, no_gpu, numpy, deepspeed_op,
         device_or_dtype,
     )  # fmt: skip

@@ -12,6 +12,7 @@ RULES = (
             "zip archive",
             "unexpected eof",
             "ran out of input",
+            "eoferror",
             "invalid load key",
             "truncated",
             "safetensor",
@@ -29,6 +30,7 @@ RULES = (
             r"failed finding central directory|invalid header or archive is corrupted|not a ZIP archive|File is not a zip file|BadZipFile",
             r"unexpected EOF, expected (?P<missing>\d+) more bytes|unexpected EOF|The file might be corrupted",
             r"Ran out of input|pickle data was truncated",
+            r"^(?P<bare>EOFError)$",
             r"invalid load key, '(?P<key>[^'\n]{1,8})'",
             r"InvalidHeader(?:Deserialization|Length|Start)?|HeaderTooLarge|HeaderTooSmall|header too (?:large|small)|MetadataIncompleteBuffer|incomplete metadata, file not fully covered|Error while deserializing",
             r"Invalid magic number; corrupt file|storage has wrong (?:byte )?size|unexpected pos[^\n]{0,40}corrupt",
@@ -49,6 +51,7 @@ RULES = (
         look=(
             "whether all ranks wrote the same file at once, and whether the disk was full when it was written",
         ),
+        refine="damaged",
         weight=68,
     ),
     Rule(
@@ -78,6 +81,7 @@ RULES = (
         look=(
             "a library that loads for you (Lightning, ultralytics, TTS): a newer release of it knows torch 2.6",
         ),
+        refine="weights_only",
         weight=80,
         beats=("checkpoint-corrupted",),
     ),

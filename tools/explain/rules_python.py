@@ -54,7 +54,6 @@ RULES = (
             "check the path on the node of that rank: relative paths start at the folder of the start, and not every disk is shared",
         ),
         look=("a file that rank 0 makes and the others read at once: rank_zero_first()",),
-        exception=True,
         weight=56,
     ),
     Rule(

@@ -522,11 +522,19 @@ RULES = (
     ),
     Rule(
         id="device-mismatch",
-        when=("same device", "but got device", "input type (", "on the same gpu", "but found at least"),
+        when=(
+            "same device",
+            "but got device",
+            "input type (",
+            "on the same gpu",
+            "but found at least",
+            "on the expected device",
+        ),
         patterns=(
             r"Expected all tensors to be on the same device, but (?:found at least two devices, (?P<one>[\w:]{1,12}) and (?P<other>[\w:]{1,12})|got)",
             r"Input type \(torch\.(?P<one>[\w.]{1,40})\) and weight type \(torch\.(?P<other>[\w.]{1,40})\) should be the same",
             r"module must have its parameters and buffers on device (?P<one>[\w:]{1,12}) \(device_ids\[0\]\) but found one of them on device: (?P<other>[\w:]{1,12})",
+            r"Tensor on device (?P<one>[\w:]{1,12}) is not on the expected device (?P<other>[\w:]{1,12})",
             r"arguments are located on different GPUs|Expected object of backend CUDA but got backend CPU|expected device (?P<one>[\w:]{1,12}) but got device (?P<other>[\w:]{1,12})",
         ),
         cause=(

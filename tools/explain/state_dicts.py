@@ -38,10 +38,14 @@ def prefix_between(missing: Iterable[str], unexpected: Iterable[str]) -> str | N
     """
     lacking, extra = list(missing)[:_LIMIT], list(unexpected)[:_LIMIT]
     for longer, shorter in ((extra, set(lacking)), (lacking, set(extra))):
+        counts: dict[str, int] = {}
         for key in longer:
-            for cut in range(len(key)):
-                if key[cut] == "." and key[cut + 1 :] in shorter:
-                    return key[: cut + 1]
+            for cut, letter in enumerate(key):
+                if letter == "." and key[cut + 1 :] in shorter:
+                    counts[key[: cut + 1]] = counts.get(key[: cut + 1], 0) + 1
+        best = max(counts, key=lambda prefix: counts[prefix], default=None)
+        if best is not None and 2 * counts[best] > max(len(longer), len(shorter)):
+            return best
     bare = {_unwrapped(key): key for key in lacking}
     for key in extra:
         if _unwrapped(key) in bare:

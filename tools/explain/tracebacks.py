@@ -32,7 +32,6 @@ _NAME_ENDS = (
     "Exception",
     "Interrupt",
     "Exit",
-    "Warning",
     "Timeout",
     "Failure",
     "Mismatch",
