@@ -54,8 +54,8 @@ def _warn_of_lone_copies(environ: Mapping[str, str], found: RankEnvironment) -> 
     """RANK and WORLD_SIZE of some earlier run in the environment that mpirun or srun passes on to every process."""
     if torchrun.is_set(environ, "TORCHELASTIC_RUN_ID") or found.world_size > 1:
         return  # a launcher inside each task
-    sizes = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
-    sizes += ("SLURM_STEP_NUM_TASKS",) if slurm.is_step(environ) else ()
+    sizes = ["OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE"]
+    sizes += ["SLURM_STEP_NUM_TASKS"] * slurm.is_step(environ)
     for name in sizes:
         text = environ.get(name, "").strip()
         if text.isdecimal() and int(text) > 1:

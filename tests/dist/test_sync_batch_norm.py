@@ -217,3 +217,19 @@ def _on_gpus(rank: int, world_size: int) -> list[float]:
     torch.cuda.set_device(rank)
     init_world()
     return runs.run("ddp", dtype=torch.float32, batch_norm=True, sync_batch_norm=True, plain=True)[1]
+
+
+def test_a_batch_norm_under_two_names_stays_one() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.BatchNorm1d(2)
+            self.second = self.first
+            self.block = nn.Sequential(self.first, nn.Linear(2, 2))
+
+    model = convert_sync_batchnorm(Shared())
+    assert isinstance(model.second, SyncBatchNorm)
+    assert model.first is model.second is model.block[0]
+    model = revert_sync_batchnorm(model)
+    assert type(model.second) is nn.BatchNorm1d
+    assert model.first is model.second is model.block[0]
