@@ -31,7 +31,8 @@ _LOOKED_AT = 50  # last lines of a block of which each is new, to see whether th
 _MISSES = 64  # times that a shape was looked at in vain, until it is taken for one that nobody wants
 _MAX_HITS = 2_000  # of one rule; the first count
 _MAX_TRACEBACKS = 2_000
-_MAX_LINE = 16_000  # of one line is matched, its two ends
+_MAX_LINE = 6_000  # of one line is matched, its two ends
+_MAX_WRAPPED = 400  # a longer line was not wrapped by a terminal
 _AFTER_TRACEBACK = 60  # lines that still belong to its message
 _CONTEXT = 40  # lines before a time-out that are kept
 
@@ -245,7 +246,8 @@ class Scanner:
                 else:
                     told = True
                     self._hit(entry, line, groups, closed, lines, number)
-        self._waiting = (line, missed) if missed and self._number <= _SMALL else None
+        waits = missed or (is_exception and not told)
+        self._waiting = (line, missed) if waits and self._number <= _SMALL else None
         return told
 
     def _join_waiting(self, line: Line) -> None:
@@ -254,9 +256,12 @@ class Scanner:
             return
         before, rules = self._waiting
         self._waiting = None
-        if before.stream != line.stream or HEAD in line.text:
+        if before.stream != line.stream or HEAD in line.text or len(before.text) > _MAX_WRAPPED:
             return
         text = f"{before.text} {line.text.strip()}"
+        if not rules:
+            lower = text[:_MAX_LINE].lower().encode(errors="replace")
+            rules = [entry for entry in candidates(lower, self._keys) if isinstance(entry, Rule)]
         for rule in rules:
             groups = rule.match(text)
             if groups is not None and rule.match(line.text) is None:

@@ -19,7 +19,7 @@ _LEVELS: dict[Kind, int] = {"cause": 0, "symptom": 2, "warning": 3, "consequence
 _CAUGHT = 10
 _NEAR = 15  # lines of one stream this close are about one failure
 _MOST = 3  # diagnoses that are shown
-_MOST_HITS = 400  # of one rule are judged
+_MOST_HITS = 24  # of one rule are judged, at either end
 _EVIDENCE_CHARS = 300
 #: Exceptions that only say that another process failed.
 _SECONDHAND = re.compile(
@@ -77,14 +77,10 @@ def explain_scan(scan: Scan) -> Explanation:
 
 def _candidates(scan: Scan) -> list[Candidate]:
     found: list[Candidate] = []
-    counts: dict[str, int] = {}
     clusters = _clusters(scan.hits)
     ended_badly = _ended_badly(scan)
-    for hit in scan.hits:
+    for hit in _judged(scan.hits):
         rule = BY_ID[hit.rule_id]
-        counts[rule.id] = counts.get(rule.id, 0) + 1
-        if counts[rule.id] > _MOST_HITS or (hit.traceback is not None and hit.traceback.is_harmless):
-            continue
         caught = _CAUGHT if not ended_badly and _went_on(scan, hit.line, hit.traceback) else 0
         refine = refinements().get(rule.refine)
         for position, refined in enumerate(
@@ -113,6 +109,16 @@ def _candidates(scan: Scan) -> list[Candidate]:
         # Warnings alone are no failure.
         found = [replace(c, level=c.level + _CAUGHT) if c.level == _LEVELS["warning"] else c for c in found]
     return found
+
+
+def _judged(hits: Sequence[Hit]) -> list[Hit]:
+    """The first and the last hits of each rule: the first may have done no harm, and later ones add nothing."""
+    by_rule: dict[str, list[Hit]] = {}
+    for hit in hits:
+        if hit.traceback is None or not hit.traceback.is_harmless:
+            by_rule.setdefault(hit.rule_id, []).append(hit)
+    kept = [h for own in by_rule.values() for h in (*own[:_MOST_HITS], *own[_MOST_HITS:][-_MOST_HITS:])]
+    return sorted(kept, key=lambda hit: hit.line.order)
 
 
 def _clusters(hits: Sequence[Hit]) -> dict[int, int]:
