@@ -48,8 +48,9 @@ class TensorLoader(StepLoader):
     sequence alone, to the bit: not on the world size, the micro batch size, the device, or how often the run was
     killed. No generator is used. Transforms run in evaluation too: give an evaluation loader `Normalize` only.
 
-    *Speed.* On the CPU one operation after the other runs on torch's threads (``OMP_NUM_THREADS``); where other processes
-    want the same cores, one thread is fastest. ``benchmarks/tensor_loader.py`` compares with a DataLoader.
+    *Speed.* On the CPU one operation after the other runs on torch's threads (``OMP_NUM_THREADS``). Where other processes
+    want the same cores, OpenMP's threads spin while they wait for each other, and one is faster than several; with
+    ``OMP_WAIT_POLICY=passive`` in the environment several are. ``benchmarks/tensor_loader.py`` compares with a DataLoader.
 
     Collective when there are several ranks: making one compares the ranks' tensors (shapes, types, a sample of their
     values) and settings.
