@@ -13,6 +13,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import sys
 import time
 import types
@@ -226,14 +227,33 @@ def companion(name: str) -> dict[str, Any] | None:
         import_compiled_part(name, spec)
     except BaseException as error:
         found["error"] = words(error)
-    module = sys.modules.get(name + ".version")
-    if module is None:
-        module = load_file(name + ".version", os.path.join(os.path.dirname(spec.origin or ""), "version.py"))
-    version, cuda = getattr(module, "__version__", None), getattr(module, "cuda", None)
+    version_file = os.path.join(os.path.dirname(spec.origin or ""), "version.py")
+    module = sys.modules.get(name + ".version") or load_file(name + ".version", version_file)
+    version = getattr(module, "__version__", None) or version_in(version_file)
+    cuda = getattr(module, "cuda", None)
     if version:
         found["version"] = version
-        found["cuda"] = f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else cuda or ""
-    return found
+        found["cuda"] = f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else cuda
+        if cuda is None:  # told by the compiled part, when it loads
+            found["cuda"] = cuda_of_version(version) if "error" in found or "+" in version else ""
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def version_in(path: str) -> str | None:
+    """The version that a file assigns, when it cannot be run."""
+    try:
+        with open(path) as file:
+            match = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)", file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return match[1] if match else None
+
+
+def cuda_of_version(version: str) -> str | None:
+    """ "13.0" for 0.28.0+cu130, "" for 0.28.0+cpu, None where the version does not tell."""
+    build = version.partition("+")[2]
+    match = re.fullmatch(r"cu(\d+)(\d)", build)
+    return f"{match[1]}.{match[2]}" if match else "" if build == "cpu" else None
 
 
 def import_compiled_part(name: str, spec: Any) -> None:
