@@ -191,6 +191,13 @@ def port(hit: Hit, scan: Scan) -> list[Refined]:
     return result
 
 
+def duplicate_rank(hit: Hit, scan: Scan) -> list[Refined]:
+    others = [_same(hit, "launcher-started-many-times")] if scan.facts.has("slurm") else []
+    if "same rank" in hit.line.text:
+        others.insert(0, _same(hit, "every-process-is-rank0", words={"count": "several"}))
+    return [_same(hit), *others] if not others else [*others[:1], _same(hit), *others[1:]]
+
+
 def many_launchers(hit: Hit, scan: Scan) -> list[Refined]:
     return [_same(hit)]
 
@@ -302,7 +309,7 @@ def refinements() -> dict[str, Refinement]:
         gpu_memory, killed, xid, inplace, loss_without_grad, device_assert, loss_scale, state_dict_keys, timeout, port,
         damaged,
         weights_only,
-        many_launchers, no_host, loopback, stale_file, architecture, driver, cpu_torch, no_gpu, numpy, deepspeed_op,
+        many_launchers, duplicate_rank, no_host, loopback, stale_file, architecture, driver, cpu_torch, no_gpu, numpy, deepspeed_op,
         device_or_dtype,
     )  # fmt: skip
     return {function.__name__: function for function in functions}

@@ -286,7 +286,7 @@ RULES = (
         fix=("rm {path} before the start, a new name for each run, or tcp:// and env:// (phalanx run)",),
         refine="stale_file",
         weight=70,
-        beats=("rendezvous-timeout", "rendezvous-no-host"),
+        beats=("rendezvous-timeout", "rendezvous-no-host", "nccl-network-unreachable"),
     ),
     Rule(
         id="sighup-terminal-closed",
@@ -408,6 +408,21 @@ RULES = (
         ),
         look=("subprocesses and DataLoader workers have no process group of their own",),
         weight=70,
+    ),
+    Rule(
+        id="duplicate-rank",
+        when=("has already checked in", "assigned same rank", "duplicate rank", "rank already exists"),
+        patterns=(
+            r"rank (?P<same>\d+) of (?P<world>\d+) ranks has already checked in",
+            r"more than one node have assigned same rank|[Dd]uplicate rank|rank already exists",
+        ),
+        cause=("two processes have the rank {same}", "two processes have the same rank"),
+        fix=(
+            "give each node its own --node-rank, or let one launcher do it: phalanx run --hosts .., srun with one task per GPU",
+        ),
+        look=("a launcher that runs once per task, and processes that all believe that they are rank 0",),
+        refine="duplicate_rank",
+        weight=74,
     ),
     Rule(
         id="process-group-initialized-twice",

@@ -230,6 +230,7 @@ RULES = (
         ),
         look=("docker0, virbr0 or a 169.254 address chosen by NCCL; " + _TRACE, "phalanx doctor --hosts .."),
         kind="symptom",
+        unless=(r"refused, retrying",),
         weight=64,
     ),
     Rule(
@@ -363,11 +364,12 @@ RULES = (
             "some nccl operations have failed",
             "watchdog thread terminated",
             "observed flight recorder",
+            "rendezvousclosederror",
             "killing subprocess",
             "process group watchdog",
         ),
         patterns=(
-            r"ChildFailedError|closing signal SIGTERM|To avoid (?:data inconsistency|this inconsistency)|Some NCCL operations have failed or timed out|watchdog thread terminated with exception|Killing subprocess \d+|Observed flight recorder dump signal",
+            r"ChildFailedError|closing signal SIGTERM|To avoid (?:data inconsistency|this inconsistency)|Some NCCL operations have failed or timed out|watchdog thread terminated with exception|Killing subprocess \d+|Observed flight recorder dump signal|RendezvousClosedError",
         ),
         kind="consequence",
         cause=("a rank failed; this is what the launcher or the other ranks made of it",),

@@ -26,6 +26,7 @@ _DIGITS = b"0123456789"
 _MAX_SHAPES = 100_000  # of lines that nobody wants
 _SAMPLED = 16  # of the steps in a large log one in so many is looked at
 _SMALL = 20_000  # lines of one source; in more than that, wrapped lines are not put together again
+_ESCAPED = b'\\n  File \\"'  # a traceback inside of JSON, as torch's elastic agent logs it
 _EXCEPTIONS = (b"Error", b"Exception", b"Interrupt", b"Failure", b"Exit", b"Timeout")
 _LOOKED_AT = 50  # last lines of a block of which each is new, to see whether the run goes on
 _MISSES = 64  # times that a shape was looked at in vain, until it is taken for one that nobody wants
@@ -165,6 +166,13 @@ class Scanner:
 
     def _take(self, data: bytes, shape: bytes, lines: list[bytes], number: int) -> None:
         """A line that is new, or known to matter."""
+        if _ESCAPED in data:
+            for part in data.replace(b'\\"', b'"').split(b"\\n"):
+                self._take_one(part, part, lines, number)
+            return
+        self._take_one(data, shape, lines, number)
+
+    def _take_one(self, data: bytes, shape: bytes, lines: list[bytes], number: int) -> None:
         lower = data.lower()
         wanted: list[Entry] = []
         wanted_before = False

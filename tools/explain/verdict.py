@@ -88,7 +88,8 @@ def _candidates(scan: Scan) -> list[Candidate]:
         ):
             own = BY_ID[refined.id]
             kind = refined.kind or rule.kind
-            level = _LEVELS[kind] + caught + (1 if position and kind == "cause" else 0)
+            is_aside = position > 0 or _is_warning(hit)
+            level = _LEVELS[kind] + caught + (1 if is_aside and kind == "cause" else 0)
             if kind == "warning":
                 level = _LEVELS["warning"] + (caught and _CAUGHT)
             found.append(
@@ -109,6 +110,15 @@ def _candidates(scan: Scan) -> list[Candidate]:
         # Warnings alone are no failure.
         found = [replace(c, level=c.level + _CAUGHT) if c.level == _LEVELS["warning"] else c for c in found]
     return found
+
+
+_WARNING = re.compile(r"\bWARN(?:ING)?\b|UserWarning|FutureWarning|^\[?W\d{3,4} |^\[W ")
+
+
+def _is_warning(hit: Hit) -> bool:
+    """Whether a line calls itself a warning: an exception elsewhere is then more likely the cause."""
+    is_message = hit.traceback is not None and hit.traceback.end is not None and hit.traceback.end is hit.line
+    return not is_message and "NCCL WARN" not in hit.line.raw and bool(_WARNING.search(hit.line.raw[:300]))
 
 
 def _judged(hits: Sequence[Hit]) -> list[Hit]:
