@@ -118,7 +118,7 @@ def locate(data: str, data_dir: str, download: bool = False) -> str:
         return data
     if download:
         return "mnist"
-    here = _everywhere(lambda: find_idx_files(_folders("mnist", data_dir), "MNIST") is not None)
+    here = everywhere(lambda: find_idx_files(_folders("mnist", data_dir), "MNIST") is not None)
     answers = gather_objects((socket.gethostname(), here))
     having, lacking = (
         {host for host, found in answers if found},
@@ -153,7 +153,7 @@ def load(name: str, data_dir: str, download: bool, validation_fraction: float, s
     elif name == "fake":
         arrays, source = _fake(), "made-up images"
     else:
-        arrays, source = _everywhere(lambda: _from_files(name, data_dir, download))
+        arrays, source = everywhere(lambda: from_files(name, data_dir, download))
     train_images, train_labels, test_images, test_labels = arrays
     shuffled = torch.randperm(len(train_images), generator=torch.Generator().manual_seed(seed))
     held_out = round(validation_fraction * len(train_images))
@@ -217,7 +217,8 @@ def _folders(name: str, data_dir: str) -> list[Path]:
     return [root / inner / "raw", root / inner, root / "raw", root, *WELL_KNOWN_FOLDERS[name]]
 
 
-def _from_files(name: str, data_dir: str, download: bool) -> tuple[Arrays, str]:
+def from_files(name: str, data_dir: str, download: bool) -> tuple[Arrays, str]:
+    """Images [n, rows, columns] and labels of IDX files, and where they lie. Collective with ``download``."""
     if download:
         with rank_zero_first(per="node"):
             fetch(name, Path(data_dir))
@@ -249,7 +250,7 @@ def _from_files(name: str, data_dir: str, download: bool) -> tuple[Arrays, str]:
     return arrays, f"{TORCHVISION_NAMES[name]} in {found.folder}"
 
 
-def _everywhere(make: Callable[[], T]) -> T:
+def everywhere(make: Callable[[], T]) -> T:
     """``make()`` on every rank; a SettingsError anywhere is one on every rank, naming the hosts."""
     value, problem, waited = None, "", False
     try:
@@ -287,7 +288,7 @@ def fetch(name: str, data_dir: Path, download: Callable[[str, Path], None] | Non
     target = data_dir / TORCHVISION_NAMES[name] / "raw"
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        with _locked(data_dir / ".download.lock"):
+        with locked(data_dir / ".download.lock"):
             if all((target / file_name).is_file() for file_name in FILE_NAMES):
                 return
             with tempfile.TemporaryDirectory(dir=data_dir, prefix=".download-") as folder:
@@ -307,13 +308,14 @@ def _download_failed(name: str, data_dir: Path, error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold this file's lock: of all processes that want it, one at a time."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _torchvision_for(torch_version: str) -> str:
+def torchvision_for(torch_version: str) -> str:
     """What to ask pip for beside this torch: each torchvision pins one torch, and any other replaces it.
 
     torch 2.N goes with torchvision 0.(N + 15): https://github.com/pytorch/vision#installation
@@ -328,7 +330,7 @@ def _torchvision_download(name: str, folder: Path) -> None:
     except ImportError:
         raise SettingsError(
             "--download: torchvision, which knows where the files are, is not installed.\n"
-            f"Fix: pip install {_torchvision_for(torch.__version__)}, or --data digits, which needs no download"
+            f"Fix: pip install {torchvision_for(torch.__version__)}, or --data digits, which needs no download"
         ) from None
     try:
         getattr(datasets, TORCHVISION_NAMES[name])(folder, download=True)

@@ -175,4 +175,4 @@ def test_made_up_images_are_the_same_everywhere() -> None:
     [("2.6.0", "0.21"), ("2.14.1+cu130", "0.29"), ("2.9.1a0+git", "0.24")],
 )
 def test_the_torchvision_that_belongs_to_this_torch_is_named(torch_version: str, expected: str) -> None:
-    assert datasets._torchvision_for(torch_version) == f"'torchvision=={expected}.*'"
+    assert datasets.torchvision_for(torch_version) == f"'torchvision=={expected}.*'"
