@@ -106,6 +106,8 @@ LIGHT = [
     "phalanx.tools",
     "phalanx.tools.bench",
     "phalanx.tools.bench.settings",
+    "phalanx.tools.explain",
+    "phalanx.tools.explain.explaining",
     "phalanx.tools.gpus",
     "phalanx.tools.gpus.node_reading",
     "phalanx.tools.gpus.screen",

@@ -106,7 +106,7 @@ def find_sources(
         UsageMistake: A file is not there or cannot be read, or there is no last run.
     """
     if not words:
-        return _in_folder(last_run(folder or Path.cwd()))
+        return _in_folder(last_run(folder or Path()))
     found: list[Source] = []
     for word in words:
         if word == "-":
