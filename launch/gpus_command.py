@@ -17,6 +17,8 @@ from phalanx.tools.usage import UsageMistake
 if TYPE_CHECKING:
     from phalanx.tools.gpus.readings import NodeReading
 
+TORCH_S = 60.0  # more time for a host that is to import torch
+
 _HELP = """Show the GPUs, who is on them, and which rank of which job that is.
 
 \b
@@ -93,7 +95,7 @@ def gpus_command(
         raise UsageMistake(
             "--watch and --json: one prints again and again, the other one object.", fix="one of the two"
         )
-    limit_s = _seconds(timeout_s, "--timeout-s")
+    limit_s = _seconds(timeout_s, "--timeout-s") + (TORCH_S if capability else 0)
     read = _reader(hosts, hostfile, ssh_port, local, limit_s, capability, topology)
     if every_s is not None:
         from phalanx.tools.gpus.watch import watch as show_again

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,10 +96,3 @@ def _cannot(settings: BenchSettings, world: World, error: Exception) -> CannotFi
         f"{settings.kind} of {settings.dtype} on rank {world.rank}: {first}",
         fix="another --dtype or --backend, or a newer torch; the others may have failed because this rank did",
     )
-
-
-def write_result(path: Path, content: dict[str, Any]) -> None:
-    """Leave the report for whoever started the ranks; whole or not at all."""
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(path)

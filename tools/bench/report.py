@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from phalanx.tools.bench.bandwidth import CONVENTIONS
@@ -107,3 +110,10 @@ def loader_lines(report: Mapping[str, Any]) -> list[str]:
         listed = ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in shares.items())
         lines += ["", f"where the time of a batch goes without workers: {listed}"]
     return [*lines, *([f"best: {report['advice']}"] if report["advice"] else [])]
+
+
+def write_result(path: Path, content: dict[str, Any]) -> None:
+    """Leave the report for whoever started the ranks; whole or not at all."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)

@@ -77,8 +77,9 @@ class NvmlReader:
     def _common(self, device: NvmlDevice, skip: set[int]) -> dict[str, Any]:
         memory = device.memory()
         found = _processes(device)
+        shared = device.ask("MPSComputeRunningProcesses") or ()
         graphics = device.ask("GraphicsRunningProcesses") or ()
-        known = {int(process.pid) for process in found or ()}
+        known = {int(process.pid) for process in (*(found or ()), *shared)}
         others = [process for process in graphics if int(process.pid) not in known]
         source = None if memory is None else "nvml-v1" if memory.reserved is None else "nvml"
         return {
@@ -93,7 +94,7 @@ class NvmlReader:
             if found is None
             else tuple(
                 self._describe(int(process.pid), process.usedGpuMemory, kind)
-                for kind, listed in (("compute", found), ("graphics", others))
+                for kind, listed in (("compute", found), ("mps", shared), ("graphics", others))
                 for process in listed
                 if int(process.pid) not in skip
             ),

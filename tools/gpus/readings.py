@@ -15,7 +15,7 @@ class ProcessReading:
 
     Args:
         pid: As NVML gives it.
-        kind: ``compute`` or ``graphics``.
+        kind: ``compute``, ``mps`` (through NVIDIA's Multi-Process Service) or ``graphics``.
         memory_bytes: On this GPU.
         name: Short command line; None when the process cannot be seen.
         user: Who runs it.

@@ -188,8 +188,8 @@ def _process_row(where: str, process: ProcessReading) -> list[Cell]:
     if process.rank is not None and process.world_size:
         rank += f" of {process.world_size}"
     command = process.name or f"({process.note or 'unknown'})"
-    if process.kind == "graphics":
-        command += " [graphics]"
+    if process.kind != "compute":
+        command += f" [{process.kind}]"
     return [
         Cell(where),
         Cell(str(process.pid)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -9,6 +10,14 @@ from typing import TextIO
 
 _HOME, _CLEAR_REST, _CLEAR_LINE = "\033[H", "\033[J", "\033[K"
 _OPEN, _CLOSE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
+
+
+def _rows(out: TextIO) -> int | None:
+    """Lines that fit; one more would scroll the first away."""
+    try:
+        return max(1, os.get_terminal_size(out.fileno()).lines - 1)
+    except OSError:
+        return None
 
 
 def watch(draw: Callable[[], str], every_s: float, stream: TextIO | None = None) -> None:
@@ -26,7 +35,7 @@ def watch(draw: Callable[[], str], every_s: float, stream: TextIO | None = None)
             begun = time.monotonic()
             text = draw()
             if own_screen:
-                lines = text.split("\n")
+                lines = text.split("\n")[: _rows(out)]
                 out.write(_HOME + "\n".join(line + _CLEAR_LINE for line in lines) + _CLEAR_REST)
             else:
                 out.write(text + "\n\n")
