@@ -217,7 +217,13 @@ def match_weights(
     Raises:
         StateDictError: Two answers fit, or the file holds flattened shards.
     """
-    pairing = pair_keys(weights.shapes, target, rules, same_tensor(weights))
+    try:
+        pairing = pair_keys(weights.shapes, target, rules, same_tensor(weights))
+    except AmbiguousKeysError as error:
+        problem = str(error).partition("\nFix:")[0]
+        raise AmbiguousKeysError(
+            f"{problem}\nFix: --rule PATTERN=NEW that tells them apart, or --entry NAME"
+        ) from None
     by_target = {found: key for key, found in pairing.pairs.items()}
     loaded: OrderedDict[str, Any] = OrderedDict()
     mismatched = []

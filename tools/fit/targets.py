@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from phalanx.tools.fit.building import SmallValues
 from phalanx.tools.usage import nearest
 
 _CLASSES = 1000
@@ -74,19 +74,6 @@ class Target:
         return tree_map(change, self.batch)
 
 
-class AnswersOfNoConsequence(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While a model is built, code that asks for a value gets one: initial values do not change what memory it takes.
-
-    False for "is there any", so that loops which draw again until all fits end; one half where a probability may be meant.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            dtype = args[0].dtype
-            return False if dtype == torch.bool else 0.5 if dtype.is_floating_point else 1
-        return func(*args, **(kwargs or {}))
-
-
 def load_target(name: str, micro_batch_size: int | None, image_size: int | None) -> Target:
     """The target of a command line; call it where tensors are fake.
 
@@ -94,7 +81,7 @@ def load_target(name: str, micro_batch_size: int | None, image_size: int | None)
         TargetProblem: There is no such model, or the script does not give one.
     """
     path, colon, function = name.rpartition(":")
-    with AnswersOfNoConsequence():  # type: ignore[no-untyped-call]
+    with SmallValues():
         if colon:
             return _from_script(Path(path), function)
         return _from_torchvision(name, micro_batch_size or 32, image_size)
