@@ -78,10 +78,11 @@ class BySsh:
 
 
 def in_this_folder(words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The command line for the other host's shell: this folder, if it is there, and this PYTHONPATH."""
+    """The command line for the other host's shell, whichever it is: this folder, if it is there, and this PYTHONPATH."""
     path = environ.get("PYTHONPATH")
     variables = f"PYTHONPATH={shlex.quote(path)} " if path else ""
-    return f"cd {shlex.quote(os.getcwd())} 2>/dev/null; exec env {variables}{shlex.join(words)}"
+    script = f"cd {shlex.quote(os.getcwd())} 2>/dev/null; exec env {variables}{shlex.join(words)}"
+    return shlex.join(["sh", "-c", script])
 
 
 def _start(words: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 ANSWER = 1
+KEPT: list[Any] = []  # groups live as long as their rank: NCCL's destructor waits for peers
 
 
 def tell(**said: Any) -> None:
@@ -56,6 +57,7 @@ def check_sum(plan: dict[str, Any], members: tuple[int, ...], rank: int, device:
     import torch
 
     group = group_of(plan, members, rank)
+    KEPT.append(group)
     values = torch.full((4096,), float(rank + 1), device=device)
     group.allreduce([values]).wait()
     wanted = float(sum(member + 1 for member in members))
