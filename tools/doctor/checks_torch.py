@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from phalanx.tools.doctor.checks_arch import is_jetson
@@ -58,6 +59,14 @@ def check_import(facts: Facts) -> Finding | None:
             trace,
             79,
         )
+    if torch.error and torch.version is None and _is_somebody_s_own(torch.file):
+        return fail(
+            "torch-name-taken",
+            "a file of your own is imported in place of torch",
+            (*_where(facts), torch.error[-300:]),
+            (f"mv {torch.file} to another name: Python looks into the script's folder first",),
+            95,
+        )
     if torch.error and torch.version is None:
         return fail(
             "torch-import-broken", "import torch fails", (*_where(facts), torch.error[-300:]), (line,), 61
@@ -69,6 +78,11 @@ def check_import(facts: Facts) -> Finding | None:
         (line,),
         refuted=cuda_works(facts) is True,
     )
+
+
+def _is_somebody_s_own(path: str | None) -> bool:
+    """torch.py, which no torch has, rather than torch/__init__.py."""
+    return bool(path) and re.search(r"(^|/)torch\.py$", path or "") is not None
 
 
 def _where(facts: Facts) -> tuple[str, ...]:

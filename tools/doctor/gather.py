@@ -73,16 +73,25 @@ def gather(
         waiting: Called now and then with the names of the probes that still run.
     """
     children: list[Child] = []
+    starts = [
+        (name, partial(start_function, name, probe, timeout_s))
+        for name, probe in _all(scene, probes, of_a_job=torch)
+    ]
+    if torch:  # first: it takes the longest
+        starts.insert(0, ("torch", partial(torch_import.start, scene, timeout_s)))
+    refused = []
     try:
-        if torch:  # first: it takes the longest
-            children.append(torch_import.start(scene, timeout_s))
-        for name, probe in _all(scene, probes, of_a_job=torch):
-            if name not in skip:
-                children.append(start_function(name, probe, timeout_s))
+        for name, start in starts:
+            if name in skip:
+                continue
+            try:
+                children.append(start())
+            except OSError as error:  # no more processes or descriptors for this user
+                refused.append({"name": name, "error": f"could not be started: {error.strerror}"})
         collect(children, waiting)
     finally:
         stop(children)
-    return _together(scene, children)
+    return _together(scene, children, refused)
 
 
 def gather_node(scene: Scene, *, timeout_s: float, probes: Mapping[str, Probe] = PROBES) -> Facts:
@@ -119,9 +128,9 @@ def _all(
             yield f"disk {path}", partial(disks.probe, scene, purpose, path)
 
 
-def _together(scene: Scene, children: list[Child]) -> Facts:
+def _together(scene: Scene, children: list[Child], refused: list[dict[str, str]]) -> Facts:
     found: Partial = {"live": True, "job": _job(scene)}
-    problems = []
+    problems = list(refused)
     for child in children:
         if child.name == "torch":
             _merge(found, torch_import.answer(child))

@@ -109,6 +109,13 @@ def test_a_torch_that_crashes_at_import(doctor: Doctor, tmp_path: Path) -> None:
     assert "SIGSEGV" in " ".join([found["title"], *found["evidence"]])
 
 
+def test_a_file_of_one_s_own_named_torch(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("print('my experiment')\nfrom torch import nn\n")
+    report = doctor.report()
+    assert first(report) == "torch-name-taken"
+    assert str(tmp_path / "torch.py") in finding(report, "torch-name-taken")["fix"][0]
+
+
 def test_no_torch_names_the_install_line(doctor: Doctor, tmp_path: Path) -> None:
     broken = tmp_path / "none" / "sitecustomize.py"
     broken.parent.mkdir()

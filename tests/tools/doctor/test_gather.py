@@ -69,6 +69,22 @@ def test_a_probe_that_hangs_is_named() -> None:
     assert "in time" in facts.probes[0].error
 
 
+def test_no_descriptors_for_the_probes() -> None:
+    """Those that could not be asked are named, the others answer."""
+    code = """
+import json, resource
+from phalanx.tools.doctor.facts_json import to_json
+from phalanx.tools.doctor.gather import gather
+from phalanx.tools.doctor.probes.scene import Scene
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+print(json.dumps(to_json(gather(Scene(), timeout_s=60, torch=False))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    facts = json.loads(done.stdout)
+    assert any("could not be started" in probe["error"] for probe in facts["probes"])
+    assert facts["driver"]
+
+
 def test_the_job_is_kept() -> None:
     facts = gather(Scene(nnodes=2, loader_workers=4), timeout_s=PATIENCE_S, torch=False, probes={})
     assert facts.job is not None

@@ -104,7 +104,7 @@ def collect(children: Iterable[Child], waiting: Callable[[list[str]], None] | No
     ``waiting`` is called ten times a second with the names of those that still run: no thread is needed for it.
     """
     running = list(children)
-    with selectors.DefaultSelector() as selector:
+    with selectors.PollSelector() as selector:  # needs no descriptor
         for child in running:
             selector.register(child.out, selectors.EVENT_READ, (child, child.output))
             selector.register(child.err, selectors.EVENT_READ, (child, child.errors))
@@ -171,10 +171,12 @@ def _kill(child: Child) -> None:
 
 
 def _fork(name: str, run: Callable[[int], None], timeout_s: float) -> Child:
-    out, out_end = os.pipe()
-    err, err_end = os.pipe()
-    deadline = time.monotonic() + timeout_s
-    pid = os.fork()
+    with contextlib.ExitStack() as opened:  # closed again when there are no more descriptors or processes
+        out, out_end = _pipe(opened)
+        err, err_end = _pipe(opened)
+        deadline = time.monotonic() + timeout_s
+        pid = os.fork()
+        opened.pop_all()
     if pid == 0:
         _in_child(run, out_end, err_end)
     os.close(out_end)
@@ -182,6 +184,13 @@ def _fork(name: str, run: Callable[[int], None], timeout_s: float) -> Child:
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # in both: whoever comes first
     return Child(name=name, pid=pid, out=out, err=err, deadline=deadline)
+
+
+def _pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        opened.callback(os.close, end)
+    return ends
 
 
 def _in_child(run: Callable[[int], None], out: int, err: int) -> None:
