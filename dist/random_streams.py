@@ -36,8 +36,11 @@ class Stream:
     generator: Any
 
     def position(self) -> str:
-        """A hash of where the generator stands: equal positions have the same numbers ahead."""
-        return hashlib.blake2b(_state(self.generator), digest_size=8).hexdigest()
+        """A hash of where the generator stands: equal positions have the same numbers ahead; empty if it does not say."""
+        try:
+            return hashlib.blake2b(_state(self.generator), digest_size=8).hexdigest()
+        except Exception:  # a generator of the user's own making
+            return ""
 
 
 def global_streams() -> list[Stream]:

@@ -28,7 +28,7 @@ from torch.utils.data import _utils as torch_data
 from phalanx.dist.batches import BatchQueue, KeyedDataset
 from phalanx.dist.epochs import nested_parts
 from phalanx.dist.membership import membership_in_force
-from phalanx.dist.random_streams import Stream, global_streams, own_streams
+from phalanx.dist.random_streams import global_streams, own_streams
 
 #: (generator, where it stood before the first batch, and after it): who has the same draws the same numbers. After
 #: counts as well, since a dataset may reseed its generator for each sample, and stands at one place before.
@@ -52,7 +52,10 @@ def watch_workers() -> None:
 
     @functools.wraps(original)
     def watched(self: DataLoader[Any]) -> Any:
-        passes = _passes.setdefault(self, [])
+        try:
+            passes = _passes.setdefault(self, [])
+        except TypeError:  # a DataLoader of the user's own making, without a hash
+            return original(self)
         if len(passes) >= 2:
             return original(self)
         return _watch_ranks(self, original) if self.num_workers == 0 else _watch_workers(self, original)
@@ -69,17 +72,17 @@ def _watch_ranks(loader: DataLoader[Any], make: Callable[[Any], Any]) -> Any:
     if current is None or current.world.world_size == 1 or fetcher is None or _passes[loader]:
         return iterator
     _passes[loader].append({})
-    dataset, keyed = loader.dataset, isinstance(loader.dataset, KeyedDataset)
-    streams = _streams(
-        dataset.dataset if isinstance(dataset, KeyedDataset) else dataset, loader.collate_fn, keyed
-    )
+    dataset = loader.dataset
+    keyed = isinstance(dataset, KeyedDataset)
+    users, collate_fn = dataset.dataset if isinstance(dataset, KeyedDataset) else dataset, loader.collate_fn
     kind, known = type(fetcher), weakref.ref(loader)
 
     def first(indices: Any) -> Any:
         del fetcher.fetch
-        return _noting(
-            streams, lambda: kind.fetch(fetcher, indices), lambda drawn: _judge_ranks(known(), {0: drawn})
-        )
+        look = _Look(users, collate_fn, keyed)  # not sooner: the sampler has drawn its seed meanwhile
+        batch = kind.fetch(fetcher, indices)
+        _judge_ranks(known(), {0: look.drawn()})
+        return batch
 
     fetcher.fetch = first
     return iterator
@@ -105,6 +108,8 @@ def _watch_workers(loader: DataLoader[Any], make: Callable[[Any], Any]) -> Any:
 
 def _after_batches(iterator: Any, count: int, then: Callable[[], None]) -> None:
     """Call ``then`` once ``count`` batches have come: batches come from the workers in turn."""
+    if not hasattr(type(iterator), "_next_data"):
+        return
     kind, known = type(iterator), weakref.ref(iterator)  # a cycle would keep workers that nobody waits for
     left = count
 
@@ -161,33 +166,43 @@ class _Reporting:
             self._then(worker)
         info = get_worker_info()
         assert info is not None
-        streams = _streams(info.dataset, self._collate_fn, self._keyed)
+        look = _Look(info.dataset, self._collate_fn, self._keyed)
         fetchers = torch_data.fetch._MapDatasetFetcher, torch_data.fetch._IterableDatasetFetcher
         originals = {kind: kind.fetch for kind in fetchers}
 
         def first(fetcher: Any, indices: Any) -> Any:
             for kind, original in originals.items():
                 kind.fetch = original  # type: ignore[method-assign]
-            return _noting(
-                streams, lambda: fetcher.fetch(indices), lambda drawn: self._board.write(worker, drawn)
-            )
+            batch = fetcher.fetch(indices)
+            self._board.write(worker, look.drawn())
+            return batch
 
         for kind in fetchers:
             kind.fetch = first  # type: ignore[method-assign]
 
 
-def _streams(dataset: Any, collate_fn: Any, keyed: bool) -> list[Stream]:
-    """The generators to look at; ShardLoader reseeds the global ones for each sample."""
-    own = own_streams({"dataset": dataset, "collate_fn": collate_fn})
-    return own if keyed else [*global_streams(), *own]
+class _Look:
+    """A look at the generators before a batch is fetched, and one after it.
 
+    Args:
+        dataset: The user's.
+        collate_fn: What makes a batch of its samples.
+        keyed: The global generators are reseeded for each sample: their positions say nothing.
+    """
 
-def _noting(streams: list[Stream], fetch_batch: Callable[[], Any], note: Callable[[list[Draw]], None]) -> Any:
-    before = [stream.position() for stream in streams]
-    batch = fetch_batch()
-    drawn = [(stream.name, then, stream.position()) for stream, then in zip(streams, before, strict=True)]
-    note([draw for draw in drawn if draw[1] != draw[2]])
-    return batch
+    def __init__(self, dataset: Any, collate_fn: Any, keyed: bool) -> None:
+        self._roots, self._keyed = {"dataset": dataset, "collate_fn": collate_fn}, keyed
+        self._before = self._positions()
+
+    def drawn(self) -> list[Draw]:
+        """The generators that stand elsewhere now; one that was made since counts as well."""
+        after = self._positions()
+        pairs = [(name, self._before.get(name, "not made yet"), position) for name, position in after.items()]
+        return [draw for draw in pairs if draw[1] != draw[2]]
+
+    def _positions(self) -> dict[str, str]:
+        streams = own_streams(self._roots) if self._keyed else [*global_streams(), *own_streams(self._roots)]
+        return {stream.name: stream.position() for stream in streams}
 
 
 def _judge(loader: DataLoader[Any] | None, reports: dict[int, list[Draw]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from phalanx.dist.loaders import ShardLoader
 from phalanx.dist.worker_audit import watch_workers
@@ -34,6 +34,7 @@ class Samples(Dataset[Any]):
     def __init__(self, draw: Callable[[Any, int], float]) -> None:
         self.draw = draw
         self.rng = np.random.default_rng(0)
+        self.odd = Odd() if draw is by_an_odd_one else None  # it cannot be pickled
         self.transforms = {"noise": [random.Random(0)]}
         # Only where it is asked for: torch's own cannot be sent to a spawned worker.
         self.generator = torch.Generator().manual_seed(0) if draw is by_own_torch else None
@@ -83,6 +84,22 @@ def by_index(samples: Samples, index: int) -> float:
     return samples.transforms["noise"][0].random()
 
 
+def by_a_late_one(samples: Samples, index: int) -> float:
+    """A generator made when it is first needed, in each worker with the same seed."""
+    if samples.generator is None:
+        samples.generator = random.Random(0)
+    return samples.generator.random()
+
+
+def by_an_odd_one(samples: Samples, index: int) -> float:
+    return samples.odd.random()
+
+
+class Odd(random.Random):
+    def getstate(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+
 def seed_alike(worker: int) -> None:
     np.random.seed(7)
     random.seed(7)
@@ -124,6 +141,7 @@ def test_workers_seeded_alike_are_named(draw: Any, name: str) -> None:
         (by_own_random, "dataset.transforms['noise'][0]"),
         (by_own_torch, "dataset.generator"),
         (by_the_modules, "test_worker_audit._OF_THIS_MODULE"),
+        (by_a_late_one, "dataset.generator"),
     ],
 )
 @pytest.mark.parametrize("kind", ["DataLoader", "ShardLoader"])
@@ -143,7 +161,7 @@ def test_a_generator_copied_into_each_worker_is_named(
     assert ("which ShardLoader reseeds" in text) == (kind == "ShardLoader")
 
 
-@pytest.mark.parametrize("draw", [by_numpy, by_torch, by_random, by_nothing, by_index])
+@pytest.mark.parametrize("draw", [by_numpy, by_torch, by_random, by_nothing, by_index, by_an_odd_one])
 @pytest.mark.parametrize("seed", [None, seed_apart])
 def test_workers_that_draw_apart_are_left_alone(draw: Any, seed: Any) -> None:
     assert said(DataLoader(Samples(draw), batch_size=4, num_workers=3, worker_init_fn=seed), passes=2) == []
@@ -181,6 +199,31 @@ def test_epochs_with_the_same_numbers_are_named_where_a_loader_shuffles(draw: An
     assert "as the last one" in text
     assert said(loader(), passes=3) == [], "an evaluation may want the same noise each time"
     assert said(loader(shuffle=True, persistent_workers=True), passes=3) == []
+
+
+def give_each_its_own(worker: int) -> None:
+    info = get_worker_info()
+    info.dataset.rng = np.random.default_rng(info.seed)
+
+
+@pytest.mark.parametrize("kind", ["DataLoader", "ShardLoader"])
+def test_generators_made_in_worker_init_fn_are_apart(kind: str) -> None:
+    options: dict[str, Any] = {"num_workers": 2, "worker_init_fn": give_each_its_own}
+    loader = (
+        DataLoader(Samples(by_own_numpy), batch_size=4, shuffle=True, **options)
+        if kind == "DataLoader"
+        else ShardLoader(Samples(by_own_numpy), global_batch_size=4, shuffle=True, **options)
+    )
+    assert said(loader, passes=3) == []
+
+
+class Unhashable(DataLoader[Any]):
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_loader_that_cannot_be_remembered_loads_all_the_same() -> None:
+    loader = Unhashable(Samples(by_nothing), batch_size=4, num_workers=1)
+    assert torch.cat(list(loader)).tolist() == list(range(24))
 
 
 class Stream(IterableDataset[Any]):
