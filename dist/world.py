@@ -246,22 +246,26 @@ def _leave_at_exit(group: dist.ProcessGroup, store: Store, world: World) -> None
     def leave() -> None:
         if os.getpid() != pid or not dist.is_initialized() or dist.group.WORLD is not group:
             return
-        # NCCL waits for collectives that peers which died will never join, and the store may be gone:
-        # give up then, the process ends anyway.
-        worker = threading.Thread(target=_leave, args=(store, world), name="phalanx-leave", daemon=True)
+        if world.rank == 0 and serves_store(world.rank) and getattr(sys, "last_value", None) is None:
+            # The store ends with rank 0, so it goes last, unless it failed: that must show at once.
+            with contextlib.suppress(Exception):
+                wait_for_ranks(store, "left", range(1, world.world_size), LEAVE_TIMEOUT_S, "leaving")
+        # NCCL waits for collectives that peers which died will never join: give up then, the process ends
+        # anyway. Nothing else may wait in that thread: one that came back to Python while the interpreter is
+        # taken down would abort the process.
+        worker = threading.Thread(target=_destroy, name="phalanx-leave", daemon=True)
         worker.start()
         worker.join(LEAVE_TIMEOUT_S)
+        if not worker.is_alive():
+            with contextlib.suppress(Exception):  # the store may be gone
+                store.set(f"left/{world.rank}", "left")
 
     atexit.register(leave)
 
 
-def _leave(store: Store, world: World) -> None:
+def _destroy() -> None:
     with contextlib.suppress(Exception):
-        if world.rank == 0 and serves_store(world.rank) and getattr(sys, "last_value", None) is None:
-            # The store ends with rank 0, so it goes last, unless it failed: that must show at once.
-            wait_for_ranks(store, "left", range(1, world.world_size), LEAVE_TIMEOUT_S, "leaving")
         dist.destroy_process_group()
-        store.set(f"left/{world.rank}", "left")
 
 
 def _refuse_other_backend(world: World, backend: str | None, device: str | None) -> None:
