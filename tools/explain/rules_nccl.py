@@ -237,7 +237,7 @@ RULES = (
         id="nccl-ib-timeout",
         when=("net/ib", "ibv_", "retry_exc", "infiniband", "local protection", "vendor err"),
         patterns=(
-            r"NET/IB[^\n]{0,80}Got completion (?:from peer (?P<peer>\S{3,60}) )?with (?:error|status=?(?:\w+\()?) ?(?P<status>12|13|5|IBV_WC_\w{1,30})",
+            r"NET/IB[^\n]{0,80}Got completion (?:from peer (?P<peer>\S{3,60}) )?with (?:error|status=?(?:\w+\()?) ?(?P<status>\d{1,3}|IBV_WC_\w{1,30})",
             r"IBV_WC_(?:RETRY_EXC|RNR_RETRY_EXC|WR_FLUSH)_ERR|transport retry counter exceeded",
             r"NET/IB[^\n]{0,60}(?:Got async (?:fatal )?event|[Pp]ort error|async error)",
             r"ibv_modify_qp failed[^\n]{0,60}(?:Connection timed out|Invalid argument|No such device|Network is unreachable)",

@@ -19,11 +19,12 @@ from phalanx.tools.explain.rule import Rule
 from phalanx.tools.explain.rules import TRACEBACK_WORDS, Entry, candidates, index
 from phalanx.tools.explain.sources import Source
 from phalanx.tools.explain.tracebacks import HEAD, Tracebacks, exception_in
-from phalanx.tools.explain.vocabulary import Vocabulary
+from phalanx.tools.explain.vocabulary import Vocabulary, lines_with
 
 BLOCK_BYTES = 1 << 20
 _DIGITS = b"0123456789"
 _MAX_SHAPES = 100_000  # of lines that nobody wants
+_SAMPLED_SPARSELY = 64
 _SAMPLED = 16  # of the steps in a large log one in so many is looked at
 _SMALL = 20_000  # lines of one source; in more than that, wrapped lines are not put together again
 _ESCAPED = b'\\n  File \\"'  # a traceback inside of JSON, as torch's elastic agent logs it
@@ -95,8 +96,30 @@ class Scanner:
             self._learn(lines, shapes)
             self._skip(block, lines, any(health_of(line.decode("latin-1")) for line in lines[-_LOOKED_AT:]))
             return
-        self._read_lines(lines, shapes)
+        is_large = self._number > _SMALL and REDRAWN not in block
+        if is_large and not self._tracebacks.is_reading:
+            self._read_sparsely(block, lines, shapes)
+        else:
+            self._read_lines(lines, shapes)
         self._recent.extend(lines[-_CONTEXT:])
+
+    def _read_sparsely(self, block: bytes, lines: list[bytes], shapes: list[bytes]) -> None:
+        """Of a block in a large log only the lines that hold a key, and those of a traceback behind one."""
+        order, number, done = self._order, self._number, 0
+        for first in lines_with(block, lines, self._keys):
+            at = max(first, done)
+            while at < len(lines) and (at == first or self._tracebacks.is_reading):
+                self._order, self._number = order + at + 1, number + at + 1
+                if self._tracebacks.is_reading or shapes[at] not in self._boring:
+                    self._take(lines[at], shapes[at], lines, at)
+                at += 1
+            done = max(done, at)
+        if self.scan.hits or self.scan.tracebacks or self.scan.signs:
+            for at in range(0, len(lines), _SAMPLED_SPARSELY):
+                self._order = order + at + 1
+                self._note_health(lines[at], _SAMPLED_SPARSELY)
+        self._order, self._number = order + len(lines), number + len(lines)
+        self._learn(lines, shapes)
 
     def _read_lines(self, lines: list[bytes], shapes: list[bytes]) -> None:
         """The lines of a block in which something may matter, one by one."""
@@ -109,7 +132,7 @@ class Scanner:
             if not self._tracebacks.is_reading:
                 if shape in boring:
                     if shape in healthy and (number % _SAMPLED == 0 or self._number <= _SMALL):
-                        self._note_health(data)
+                        self._note_health(data, 1 if self._number <= _SMALL else _SAMPLED)
                     continue
                 lower = data.lower()
                 for key in keys:
@@ -123,9 +146,11 @@ class Scanner:
 
     def _learn(self, lines: list[bytes], shapes: list[bytes]) -> None:
         """Take shapes for boring, as long as they repeat: what is new in every line is not worth it."""
-        if len(set(shapes)) * 4 < len(shapes) or len(lines) < _LOOKED_AT:
-            for data, shape in zip(lines, shapes, strict=True):
-                if shape not in self._boring:
+        examples = dict(zip(shapes, lines, strict=True))
+        if len(examples) * 4 < len(shapes) or len(lines) < _LOOKED_AT:
+            for shape, data in examples.items():
+                lower = data.lower()
+                if shape not in self._boring and not any(key in lower for key in self._keys):
                     self._bore(data, shape)
 
     def _skip(self, block: bytes, lines: list[bytes], is_healthy: bool) -> None:
@@ -143,14 +168,14 @@ class Scanner:
             marks[:2048] = [(marks[2047][0], sum(w for _, w in marks[:2048]))]
         marks.append((order, worth))
 
-    def _note_health(self, data: bytes) -> None:
+    def _note_health(self, data: bytes, weight: int = 1) -> None:
         """Progress counts only after something that looked like a failure."""
         if not (self.scan.hits or self.scan.tracebacks or self.scan.signs):
             return
         line = self._line(data)
         worth = health_of(line.text)
         if worth:
-            self._mark(line.stream, self._order, worth if self._number <= _SMALL else worth * _SAMPLED)
+            self._mark(line.stream, self._order, worth * weight)
 
     def _line(self, data: bytes) -> Line:
         if len(data) > _MAX_LINE:
