@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from typing import Any
+
+from conditions import arguments, conditions, in_words, told_as_json
 
 MODELS = (
     "resnet18", "resnet50", "vgg11", "mobilenet_v3_large", "efficientnet_b0", "densenet121", "regnet_y_800mf",
@@ -104,12 +104,9 @@ def measured(name: str, optimizer: str, batch_size: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, whole=True)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--micro-batch-size", type=int, default=8)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -133,15 +130,13 @@ def main() -> None:
         "resnet50_64_ratio": said / MIB / TRACED_PEAK_MIB,
         "slowest_s": max([elapsed_s, *(row["fit_s"] for row in rows)]),
         "micro_batch_size": options.micro_batch_size,
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
+        **conditions("python", "cpus"),
     }
-    if options.json:
-        print(json.dumps(result))
+    if told_as_json(result, options):
         return
     ratios = [row["ratio"] for row in rows]
     print(f"{result['within']} of {len(rows)} within {TOLERANCE:.0%}; ratios {min(ratios):.3f} to {max(ratios):.3f}, median "
-          f"{statistics.median(ratios):.3f}; 1 run each, {os.cpu_count()} CPUs, Python {platform.python_version()}")  # fmt: skip
+          f"{statistics.median(ratios):.3f}; 1 run each, {in_words(result)}")  # fmt: skip
     print(f"resnet50, SGD with momentum, batch 64: {said / MIB:.0f} MiB, {result['resnet50_64_ratio']:.3f} x the traced peak of "
           f"{TRACED_PEAK_MIB} MiB")  # fmt: skip
     print(f"slowest answer {result['slowest_s']:.1f} s (at most {TIME_LIMIT_S:.0f})")

@@ -242,18 +242,18 @@ def _share(total: int, ranks: int) -> int:
 
 def _backward_peak(traced: Traced, shares: _Shares, step: TracedStep) -> tuple[int, int]:
     """The most that is alive in forward and backward, and how much of it are activations."""
+    moment = max(step.moments, key=lambda moment: _at(traced, shares, step, moment))
+    return _at(traced, shares, step, moment), moment[2] + (moment[1] if shares.casts else 0)
+
+
+def _at(traced: Traced, shares: _Shares, step: TracedStep, moment: tuple[int, int, int]) -> int:
+    """What is alive at a moment of forward or backward."""
     fixed = (
         shares.parameters + traced.buffers_bytes + shares.optimizer + shares.gradients_kept + shares.buckets
-        + step.batch_bytes
-    )  # fmt: skip
-
-    def alive(moment: tuple[int, int, int]) -> int:
-        gradients, casts, others = moment
-        return int(gradients * shares.gradient_scale) + (casts if shares.casts else 0) + others
-
-    moment = max(step.moments, key=alive)
-    activations = moment[2] + (moment[1] if shares.casts else 0)
-    return fixed + alive(moment), activations
+    )
+    gradients, casts, others = moment
+    alive = int(gradients * shares.gradient_scale) + (casts if shares.casts else 0) + others
+    return fixed + step.batch_bytes + alive
 
 
 def _step_peak(traced: Traced, shares: _Shares) -> int:
@@ -270,19 +270,32 @@ def _step_peak(traced: Traced, shares: _Shares) -> int:
 
 
 def _largest(traced: Traced, shares: _Shares, gpu: GpuMemory, world_size: int) -> int | None:
-    """What fits grows in a straight line with the batch: two traced sizes tell the line."""
+    """Samples that fit: each moment of the step grows in a straight line, which two traced sizes tell."""
     if gpu.memory_bytes is None or len(traced.steps) < 2:
         return None
     usable = int((gpu.memory_bytes - gpu.overhead_bytes(world_size)) / (1 + SLACK))
-    if _step_peak(traced, shares) - traced.steps[0].batch_bytes > usable:
-        return 0
-    (one, at_one), (two, at_two) = (
-        (step.batch_size, _backward_peak(traced, shares, step)[0]) for step in traced.steps[:2]
-    )
-    slope = (at_two - at_one) / (two - one)
-    if slope <= 0:
+    one, two = traced.steps[:2]
+    more = two.batch_size - one.batch_size
+    input_slope = (two.batch_bytes - one.batch_bytes) / more
+    lines = [(_step_peak(traced, shares), input_slope)]
+    # Gradients and casts do not depend on the batch, so a moment is known again by them.
+    later = {moment[:2]: moment for moment in two.moments}
+    for moment in one.moments:
+        if moment[:2] in later:
+            growth = (later[moment[:2]][2] - moment[2]) / more
+            lines.append((_at(traced, shares, one, moment), growth + input_slope))
+    peaks = [_backward_peak(traced, shares, step)[0] for step in (one, two)]
+    lines.append((peaks[0], (peaks[1] - peaks[0]) / more))
+    if max(slope for _, slope in lines) <= 0:
         return None
-    return max(0, int(one + (usable - at_one) / slope))
+    return max(0, min(_fitting(start, slope, one.batch_size, usable) for start, slope in lines))
+
+
+def _fitting(start: float, slope: float, at: int, usable: int) -> int:
+    """The largest batch on a line that takes `start` at the batch `at`."""
+    if slope <= 0:
+        return 0 if start > usable else 1 << 62
+    return int(at + (usable - start) // slope)
 
 
 def all_estimates(

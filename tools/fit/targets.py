@@ -124,7 +124,7 @@ def _from_torchvision(name: str, batch_size: int, image_size: int | None) -> Tar
         options["image_size"] = side
     try:
         model = models.get_model(name, **options)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AssertionError) as error:
         raise TargetProblem(f"{name}: {error}.\nFix: another --image-size", typed=True) from None
     return _with_batch(model, kind, batch_size, side)
 
