@@ -6,8 +6,10 @@ of ours becomes one line.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from phalanx.tools.explain import Explanation, Source
 
 _LIMIT_S = 2.0
+_OURS = re.compile(r"^failure report:\d+: (?:First failure: rank \d+ \([^)]*\): )?")
 _HEAD_BYTES, _TAIL_BYTES = 256 * 1024, 2 * 1024 * 1024  # of one rank's log
 _MOST_LOGS = 64
 
@@ -28,9 +31,18 @@ def explain_run(failures: Sequence[Failure], log_dir: Path | None) -> tuple[list
             return [], ""
         from phalanx.tools.explain import render
 
+        found = (
+            replace(d, evidence=tuple(map(_without_our_words, d.evidence))) for d in explanation.diagnoses
+        )
+        explanation = replace(explanation, diagnoses=tuple(found))
         return [diagnosis.to_json() for diagnosis in explanation.diagnoses], render(explanation)
     except Exception as error:
         return [], f"(phalanx explain failed on these logs: {type(error).__name__}: {error})"
+
+
+def _without_our_words(evidence: str) -> str:
+    """What our own report quotes, not the report itself: it stands right above."""
+    return _OURS.sub("", evidence)
 
 
 def _explain(failures: Sequence[Failure], log_dir: Path | None) -> Explanation:

@@ -8,7 +8,8 @@ from phalanx.tools.explain.explanation import Diagnosis, Explanation
 def render(explanation: Explanation) -> str:
     """What `phalanx explain` prints: the cause, where, what to do, and what else it may be."""
     if explanation.outcome == "no-failure":
-        return f"No failure in {explanation.line_count} lines."
+        count = explanation.line_count
+        return f"No failure in {count} line{'' if count == 1 else 's'}."
     if not explanation.diagnoses:
         return "\n".join(_unknown(explanation))
     best, *others = explanation.diagnoses

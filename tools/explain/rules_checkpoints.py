@@ -141,6 +141,23 @@ RULES = (
         beats=("state-dict-keys", "state-dict-module-prefix"),
     ),
     Rule(
+        id="checkpoint-of-a-newer-torch",
+        when=("maximum supported version for reading", "unsupported pickle protocol"),
+        patterns=(
+            r"Attempted to read a PyTorch file with version (?P<theirs>\d+), but the maximum supported version for reading is (?P<ours>\d+)",
+            r"unsupported pickle protocol: (?P<theirs>\d+)",
+        ),
+        cause=(
+            "the checkpoint is of file format {theirs}, and this torch reads up to {ours}: a newer torch wrote it",
+            "the checkpoint was written by a newer Python or torch",
+        ),
+        fix=(
+            "a newer torch here, or save it there with _use_new_zipfile_serialization=False or as safetensors",
+        ),
+        weight=75,
+        beats=("checkpoint-corrupted",),
+    ),
+    Rule(
         id="optimizer-state-mismatch",
         when=(
             "optimizer's group",

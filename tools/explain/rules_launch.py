@@ -87,6 +87,7 @@ RULES = (
         when=(
             "requested gpu",
             "machine only has",
+            "invalid cuda",
             "gpus, but",
             "gpus but",
             "gpus (",
@@ -108,6 +109,7 @@ RULES = (
             r"requested gpu[s]?: ?\[?(?P<asked>[\d, ]{1,40})\]?[^\n]{0,20}\s*But your machine only has: ?\[?(?P<there>[\d, ]{0,40})",
             r"(?:requested|asked for|needs?|require[sd]?|specified|expected) (?:for )?(?P<asked>\d+) GPUs?[^\n]{0,60}(?:only|but)[^\n]{0,30}?(?P<there>\d+)",
             r"But your machine only has",
+            r"invalid CUDA '?(?:--)?device[= ](?P<asked>[\d,]{1,40})'? requested",
             r"number of required GPUs exceeds the total number of available GPUs|world size \(?(?P<asked>\d+)\)? (?:is )?(?:larger|greater) than (?:the )?(?:number of )?available (?:GPUs|devices) \(?(?P<there>\d+)",
             r"No slot '(?P<slot>\d+)' specified on host|Insufficient nvidia\.com/gpu",
             r"not enough GPUs|(?:nproc_per_node|nproc-per-node|num_gpus|world_size|ngpus?)[^\n]{0,60}(?:exceeds?|more than|greater than|larger than|<=|>)[^\n]{0,60}(?:device_count|available|GPUs)",

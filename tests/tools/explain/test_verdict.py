@@ -185,5 +185,5 @@ def test_the_text_is_short_and_ordered() -> None:
     assert render(explain_text(TRACE + "ValueError: odd", name="a.log")) == (
         "Unknown cause. The first exception is ValueError: odd\nAt: /h/train.py:12 in main: loss.backward()\nSeen: a.log:4"
     )
-    assert render(explain_text("loss 1\n")) == "No failure in 1 lines."
+    assert render(explain_text("loss 1\n")) == "No failure in 1 line."
     assert render(explain_text("")).startswith("Nothing to explain: the log is empty.\nFix: ")
