@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.tools.doctor.facts import Facts
 from phalanx.tools.doctor.findings import Finding
-from phalanx.tools.doctor.judging import fail, suspected, warn
+from phalanx.tools.doctor.judging import fail, suspected, symptom_weight, warn
 from phalanx.tools.doctor.reading import cuda_works, has_nvidia_gpu, in_container, is_rocm, torch_cuda
 
 _START = (
@@ -42,7 +42,7 @@ def check_without_gpus(facts: Facts) -> Finding | None:
         cuda_works(facts) is True
         or torch_cuda(facts) == ""
         or is_rocm(facts)
-        or has_nvidia_gpu(facts) is True
+        or (has_nvidia_gpu(facts) is True and symptom_weight(facts, "container-without-gpus") < 86)
     )
     return suspected(facts, "container-without-gpus", title, _START, refuted=refuted)
 

@@ -18,6 +18,7 @@ _XID = re.compile(
 )
 _APPLICATION = {8, 13, 31, 32, 43, 45, 68, 69}  # a program's own faults: nothing is wrong with the machine
 _QUIET = {38, 44, 56, 63, 66, 92, 121, 137, 154, 171}
+_TROUBLE = r"fail|error|only (?:one|1|the first)|\bddp\b|nccl|hang|distributed|device ordinal|cannot|does not|doesn.t|not possible"
 _LOST = {54, 79, 119, 120, 143, 158}
 _BAD_THROTTLE = ("hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal")
 
@@ -173,7 +174,13 @@ def check_mig(facts: Facts) -> Finding | None:
     ranks = (facts.job and facts.job.local_world_size) or 0
     title = "MIG slices cannot work together: one process sees one, and there are no collectives between them"
     if len(dict.fromkeys(slices)) > 1 or len(slices) > 1 or (slices and ranks > 1):
-        return proven(facts, cause, title, (f"{len(slices)} slices", *slices[:3]), fix, 88)
+        evidence = (f"{len(slices)} slices", *slices[:3])
+        content = cuda_works(facts) is True and ranks < 2 and not says(facts, _TROUBLE)
+        return (
+            warn(cause, title, evidence, fix, 64)
+            if content
+            else proven(facts, cause, title, evidence, fix, 88)
+        )
     if enabled and facts.live and not slices:
         return warn(
             "mig-without-instances",

@@ -181,7 +181,7 @@ def check_duplicates(facts: Facts) -> Iterator[Finding]:
         "or a clean environment: python -m venv .venv; and export PYTHONNOUSERSITE=1 against the user site",
     )
     title = "two torches are installed in one environment"
-    found = packages(facts, "torch", "pytorch")
+    found = packages(facts, "torch", "pytorch", "pytorch-nightly", "torch-nightly")
     releases = {version_of(entry.version)[:3] for entry in found if version_of(entry.version)}
     places = {entry.location for entry in found if entry.location}
     imported = version_of(torch_version(facts))[:3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.tools.doctor.facts import Facts
-from phalanx.tools.doctor.reading import in_container, is_nightly, is_vendor_build, system, torch_version
+from phalanx.tools.doctor.reading import is_nightly, is_vendor_build, system, torch_version
 from phalanx.tools.facts.tables import best_variant, capability_facts, companion_of, cuda_variants, releases
 from phalanx.tools.facts.versions import cuda_of_tag, minor, version_of
 
@@ -82,11 +82,6 @@ def torch_line(facts: Facts, release: str | None, tag: str) -> str:
         if present is not None and present.version is not None:
             names.append(f"{name}=={companion.versions[-1]}" if companion else name)
     return pip_install(facts, *names, index=tag, force=True)
-
-
-def rebuild_image(facts: Facts, base: str) -> tuple[str, ...]:
-    """The same for a container, where what is installed is gone at the next start."""
-    return (f"in the image's Dockerfile: {base}",) if in_container(facts) else ()
 
 
 def cuda_for_capability(capability: str) -> str:

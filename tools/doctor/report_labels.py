@@ -93,7 +93,8 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("nvidia driver version|driver version|driver|nvidia driver|host driver|gpu driver|kernel driver version|"
      "driver kernel|kernel module version|host driver version|kmd version|nvrm version", read.driver),
     ("driver library version|libcuda version|nvml version|nvml library version|userspace driver|user space driver version|"
-     "driver userspace|libnvidia ml version|driver user", read.driver_library),
+     "driver userspace|libnvidia ml version|driver user|user space|userspace|libraries version|driver libraries|libnvidia version|"
+     "client version|libcuda|nvml|driver in container|container driver|driver version in container|container driver version", read.driver_library),
     ("driver cuda|driver cuda version|cuda driver version|max cuda|cuda umd version|driver supports cuda|nvidia smi cuda", read.driver_cuda),
     ("cudnn version|cudnn|cudnn compiled|torch cudnn|compiled cudnn|cudnn built", read.cudnn),
     ("cudnn found|cudnn runtime|cudnn loaded|cudnn runtime version|loaded cudnn", _version("torch.cudnn_loaded")),
@@ -205,6 +206,53 @@ _BRACKETS = re.compile(r"\[[^\[\]]{0,20}\]")
 def key_of(label: str) -> str:
     """A label by its letters and digits alone."""
     return re.sub(r"[^a-z0-9]", "", label.lower())
+
+
+# Words that a name of people's own making has around the one that counts: "installed_torch_version".
+_FILLERS = frozenset(
+    [
+        "version",
+        "versions",
+        "installed",
+        "current",
+        "detected",
+        "reported",
+        "used",
+        "actual",
+        "name",
+        "names",
+        "model",
+        "found",
+        "string",
+        "number",
+        "info",
+        "list",
+        "value",
+        "my",
+        "local",
+        "is",
+        "the",
+    ]
+)
+
+
+def loose_label(name: str) -> str:
+    """A known label in a name of somebody's own making, else the name itself.
+
+    >>> loose_label("local_torchvision_version"), loose_label("actual_driver"), loose_label("color")
+    ('torchvision', 'driver', 'color')
+    """
+    if key_of(name) in LABELS:
+        return name
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    while words and key_of("".join(words)) not in LABELS:
+        if words[-1] in _FILLERS:
+            words.pop()
+        elif words[0] in _FILLERS:
+            words.pop(0)
+        else:
+            return name
+    return " ".join(words) or name
 
 
 def read_value(draft: Draft, label: str, value: Any) -> bool:

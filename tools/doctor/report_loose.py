@@ -9,7 +9,7 @@ from typing import Any
 from phalanx.tools.doctor.draft import Draft
 from phalanx.tools.doctor.facts import Facts
 from phalanx.tools.doctor.facts_json import from_json
-from phalanx.tools.doctor.report_labels import LABELS, key_of, read_value
+from phalanx.tools.doctor.report_labels import LABELS, key_of, loose_label, read_value
 from phalanx.tools.doctor.report_prose import read_prose
 from phalanx.tools.doctor.report_values import package
 
@@ -58,17 +58,18 @@ def read_object(draft: Draft, data: Mapping[str, Any], depth: int = 0) -> None:
     if isinstance(inner, Mapping) and depth < DEEPEST:
         read_object(draft, inner, depth + 1)
     known = [item for item in data.items() if str(item[0]) not in (*_VERDICTS, "facts")]
-    known.sort(key=lambda item: key_of(str(item[0])) not in _GPUS_FIRST)
+    known.sort(key=lambda item: key_of(loose_label(str(item[0]))) not in _GPUS_FIRST)
     for name, value in known:
         _read(draft, str(name), value, depth)
 
 
 def _read(draft: Draft, name: str, value: Any, depth: int) -> None:
-    if isinstance(value, Mapping) and key_of(name) not in LABELS:
+    label = loose_label(name)
+    if isinstance(value, Mapping) and key_of(label) not in LABELS:
         if depth < DEEPEST:
             read_object(draft, value, depth + 1)
         return
-    labelled = read_value(draft, name, value)
+    labelled = read_value(draft, label, value)
     words = _words(value)
     if words and not labelled and _is_version(words) and not isinstance(value, (bool, dict)):
         package(draft, name, words)

@@ -16,7 +16,7 @@ _SMI_USE = re.compile(r"^\|[^|]{0,60}\|\s{0,14}(\d{1,7})MiB\s{0,3}/\s{0,3}(\d{1,
 _SMI_MIG = re.compile(r"^\|[^|]{0,60}\|[^|]{0,40}\|\s{0,20}(Enabled|Disabled)\*?\s{0,4}\|")
 _SMI_LIST = re.compile(r"^\s{0,4}GPU (\d{1,2}): (\S.{0,80}?) \(UUID: (GPU-[0-9a-f-]{8,40})\)?")
 _MIG_LIST = re.compile(
-    r"^\s{0,6}MIG (\S{1,16})\s{1,8}Device\s{1,4}(\d{1,2}): \(UUID: (MIG-[0-9A-Za-z/-]{8,60})\)"
+    r"^\s{0,6}MIG (\d\S{0,16})\s{1,12}Device\s{1,4}(\d{1,2}):(?: \(UUID: (MIG-[0-9A-Za-z/-]{8,60})\)?)?"
 )
 _TOPOLOGY = re.compile(
     r"^\s{0,4}GPU(\d{1,2})((?:[\s|]{1,8}(?:X|NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC|NVL|PSB)\b){1,16})"
@@ -117,7 +117,7 @@ def _smi_list(draft: Draft, line: str) -> bool:
     if mig and draft.gpus:
         last = draft.gpus[-1]
         last["mig_enabled"] = True
-        last["mig_uuids"] = [*last.get("mig_uuids", ()), mig[3]]
+        last["mig_uuids"] = [*last.get("mig_uuids", ()), mig[3] or f"MIG {mig[1]} device {mig[2]}"]
     return bool(gpu or mig)
 
 

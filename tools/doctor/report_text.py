@@ -9,10 +9,12 @@ from phalanx.tools.doctor.draft import Draft
 from phalanx.tools.doctor.facts import Facts
 from phalanx.tools.doctor.facts_json import to_json
 from phalanx.tools.doctor.report_clean import LONGEST_TEXT, clean_lines
+from phalanx.tools.doctor.report_environments import without_working_ones
 from phalanx.tools.doctor.report_gpus import gpu_name, is_gpu_line
 from phalanx.tools.doctor.report_labels import LABELS, PLAIN_LABELS, key_of, read_value, split_label
 from phalanx.tools.doctor.report_loose import is_own, own_facts, parse_object, read_object
 from phalanx.tools.doctor.report_prose import gpu_in_prose, read_prose
+from phalanx.tools.doctor.report_query import QueryReader
 from phalanx.tools.doctor.report_tables import read_table_line
 from phalanx.tools.doctor.symptoms import matters
 
@@ -63,20 +65,30 @@ def facts_from_text(text: str) -> ReadReport:
     if data is not None:
         read_object(draft, data)
     else:
-        _read_lines(draft, clean_lines(text))
+        _read_lines(draft, without_working_ones(clean_lines(text)))
     return _report(draft.facts())
 
 
 def _read_lines(draft: Draft, lines: list[str]) -> None:
     words: list[str] = []
     in_gpus = False
+    query = QueryReader()
     for position, line in enumerate(lines):
+        if query.read(draft, line):
+            continue
         listed = is_gpu_line(line) if "(UUID" not in line else None
         if listed:
             for index in listed[0]:
                 gpu_name(draft, index, listed[1])
             continue
-        if in_gpus and line.strip() and not split_label(line) and len(line) < 80 and not line.startswith("["):
+        if (
+            in_gpus
+            and line.strip()
+            and not line.lstrip().startswith("MIG ")
+            and not split_label(line)
+            and len(line) < 80
+            and not line.startswith("[")
+        ):
             read_value(draft, "gpus", re.sub(r"^\s{0,8}GPU (\d{1,2}) ", r"GPU \1: ", line).strip())
             continue
         in_gpus = False

@@ -44,7 +44,7 @@ def sightings(messages: tuple[str, ...], cause: str) -> tuple[Sighting, ...]:
 
 def matters(line: str) -> bool:
     """Whether a line shows any symptom."""
-    return bool(_any_symptom().search(line.lower()))
+    return bool(_any_symptom().search(_plain(line)))
 
 
 def mentions(messages: tuple[str, ...], pattern: str) -> bool:
@@ -60,7 +60,15 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 @functools.lru_cache(maxsize=8)
 def _joined(messages: tuple[str, ...]) -> str:
-    return "\n".join(messages).lower()
+    return _plain("\n".join(messages))
+
+
+_SYMBOL = re.compile(r"undefined symbols?[: ]{1,3}(?:called |named |of )?['`\"]?")
+
+
+def _plain(text: str) -> str:
+    """Lower case, and one way to write what people write in several. Lines stay where they are."""
+    return _SYMBOL.sub("undefined symbol: ", text.lower())
 
 
 @functools.lru_cache(maxsize=1)

@@ -217,6 +217,13 @@ CONTAINERS = (
     ),
     S(
         "container-without-gpus",
+        87,
+        r"(?:docker|podman)(?: container)? run (?![^\n]{0,400}(?:--gpus|nvidia|--device|--runtime))",
+        also=r"nvidia-smi: (?:command )?not found|nvidia-smi[^\n]{0,20}not found|found no nvidia driver|is_available\(\)[^\n]{0,20}\n?[^\n]{0,12}\b(?:false|flase)|(?:cuda|gpu)s? (?:is |are )?(?:not (?:available|found|visible|detected)|unavailable)|no gpu|sees? no",
+        unless=NO_GPU + r"|--gpus|runtime[= ]{1,2}nvidia|nvidia\.com/gpu",
+    ),
+    S(
+        "container-without-gpus",
         64,
         r"(?:container|docker|pod).{0,80}(?:sees? no|no|cannot see|can.t see|does not see|not see|none of the|without) (?:the |any )?(?:gpu|cuda|nvidia)",
     ),
@@ -372,7 +379,7 @@ VARIABLES = (
     S(
         "cuda-visible-devices-invalid",
         62,
-        r"no cuda gpus are available|no cuda-capable device is detected",
+        r"no cuda gpus are available|no cuda-capable device is detected|cuda_error_no_device",
         also=r"cuda_visible_devices",
     ),
     S("cuda-visible-devices-invalid", 44, r"no cuda gpus are available"),

@@ -84,6 +84,25 @@ SUBJECTS = (
         also=r"\bwsl ?2?\b|windows subsystem",
     ),
     S(
+        "wsl-libcuda-not-on-path",
+        68,
+        r"(?:unable|cannot|can.t|could not|couldn.t|fail\w{0,3}) (?:to )?(?:find|load|open|locate|link)[^\n]{0,60}(?:cuda|nvidia)[^\n]{0,40}(?:\blib|librar|driver|nvcuda|shared)",
+        also=r"\bwsl ?2?\b|windows subsystem",
+    ),
+    S(
+        "cuda-visible-devices-set-too-late",
+        72,
+        r"cuda_visible_devices",
+        also=r"(?:consistently|always|still|by default|keeps?|only ever) (?:\w{1,20} ){0,5}(?:gpu|cuda|device|card)s?:? ?(?:index )?(?:0|zero|first|one\b)|(?:first|wrong|default) (?:gpu|card|device) (?:is |gets )?(?:always|still|used)|(?:always|still) (?:\w{1,12} ){0,3}(?:the )?first (?:gpu|card|device)",
+        unless=r"no cuda gpus are available|invalid device ordinal",
+    ),
+    S(
+        "cuda-visible-devices-set-too-late",
+        74,
+        r"cuda_visible_devices",
+        also=r"(?:revers|swap|mov|put|plac|sett?)\w{0,4} [^\n]{0,60}(?:both|order|before|above|top|earlier|first line)[^\n]{0,60}(?:works?|fix|solve|helps|effect)",
+    ),
+    S(
         "cuda-visible-devices-set-too-late",
         68,
         r"cuda_visible_devices[^\n]{0,60}(?:in|inside|from|within) (?:the |my |a |python )?(?:script|code|program|python|main)[^\n]{0,60}(?:not|no effect|nothing|ignored|always|still)",

@@ -228,13 +228,15 @@ def capability_of_gpu(name: str) -> str | None:
 
     >>> capability_of_gpu("GeForce RTX 3090"), capability_of_gpu("Tesla K40c"), capability_of_gpu("Radeon VII")
     ('8.6', '3.5', None)
+    >>> capability_of_gpu("RTX4090"), capability_of_gpu("2080ti"), capability_of_gpu("RTX5090D")
+    ('8.9', '7.5', '12.0')
     """
     row = gpu_by_name(name)
     if row is not None:
         return str(row["compute_capability"])
     if re.search(r"radeon|instinct|\bMI\d{2,3}|\bgfx|intel|\bAMD\b", name, re.I):
         return None
-    spaced = re.sub(r"[-_]+", " ", name)
+    spaced = spoken_name(name)
     for pattern, capability in table("older_builds")["gpu_families"]:
         if re.search(pattern, spaced, re.I):
             return str(capability)
@@ -243,9 +245,34 @@ def capability_of_gpu(name: str) -> str | None:
 
 def is_geforce(name: str) -> bool:
     """Whether a product is a consumer board, which forward compatibility leaves out."""
+    name = spoken_name(re.sub(r"\(rev [^()]{1,8}\)", "", name))
     if re.search(r"tesla|quadro|\bRTX A\d|\bA\d{1,3}\b|\b[HLVBP]\d{1,3}\b|RTX PRO|Ada Gen", name, re.I):
         return False
     return bool(re.search(r"geforce|\b[GR]TX\b|titan", name, re.I))
+
+
+_GEFORCE_NUMBER = re.compile(
+    r"(?<![\w.])((?:10[1-8]|16[56]|20[5-9]|30[5-9]|40[5-9]|50[5-9])0|9[5-8]0)(?![\w.])"
+)
+
+
+def spoken_name(name: str) -> str:
+    """A product as its maker writes it, from how people do: "RTX3090" and "3090" are one card.
+
+    >>> spoken_name("rtx3080ti"), spoken_name("2080ti x4"), spoken_name("Tesla_V100-32G")
+    ('RTX 3080 Ti', 'RTX 2080 Ti x4', 'Tesla V100 32G')
+    """
+    spaced = re.sub(r"[-_]+", " ", name)
+    spaced = re.sub(
+        r"\b([RG]TX?|TITAN) ?(?=[AXV]?\d{3,4})", lambda match: match[1].upper() + " ", spaced, flags=re.I
+    )
+    spaced = re.sub(r"(?<=\d{3}) ?(?:Ti\b)", " Ti", spaced, flags=re.I)
+    spaced = re.sub(r"(?<=0)(?=(?:D|SUPER|Laptop|x\d)\b)", " ", spaced, flags=re.I)
+    if re.search(r"[RG]TX?\b|titan|geforce|quadro|tesla", spaced, re.I):
+        return spaced
+    return _GEFORCE_NUMBER.sub(
+        lambda match: ("GTX " if match[1] < "2" or match[1][0] == "9" else "RTX ") + match[1], spaced, count=1
+    )
 
 
 def _bare(name: str) -> str:
