@@ -76,7 +76,7 @@ def one_run(folder: Path) -> dict[str, float]:
     fixed_s, peak = timed(words)
     inspect_s, _ = timed([sys.executable, "-m", "phalanx", "ckpt", "inspect", str(source), "--json"])
     loaded = torch.load(fixed, weights_only=True, mmap=True)
-    assert list(loaded)[0] == "layers.0.weight"
+    assert next(iter(loaded)) == "layers.0.weight"
     del loaded
     fixed.unlink()
     return {

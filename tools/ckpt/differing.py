@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -227,5 +228,5 @@ _ABSENT = "(absent)"
 
 
 def _short(value: Any) -> Any:
-    text = str(value)
+    text = json.dumps(value, default=str)
     return value if len(text) < 200 else f"{text[:200]}..."

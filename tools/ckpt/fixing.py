@@ -79,6 +79,7 @@ def fix(
     weights = pick(contents, like.shapes, entry)
     match, pairing = match_weights(weights, like.shapes, rules)
     entries, match = _with_twins(match, like)
+    match = _without_second_names(match, weights)
     _refuse_misfit(contents, weights, match, pairing, like, partial)
     bad = {entry.key for entry in match.state_dict.values() if not entry.readable and entry.count}
     if bad:
@@ -138,6 +139,17 @@ def _with_twins(match: Match, like: Like) -> tuple[dict[str, Entry], Match]:
             entries[key] = found
     fields = {**vars(match), "missing": missing, "state_dict": OrderedDict(entries)}
     return entries, Match(**fields)
+
+
+def _without_second_names(match: Match, weights: Weights) -> Match:
+    """A name that is wanted no more, of a tensor that is there under its other name, is nothing unexpected."""
+    taken = {(entry.pieces, entry.shape) for entry in match.state_dict.values() if entry.pieces}
+    unexpected = []
+    for key in match.unexpected:
+        entry = weights.entries[key]
+        if (entry.pieces, entry.shape) not in taken:
+            unexpected.append(key)
+    return Match(**{**vars(match), "unexpected": unexpected})
 
 
 def _refuse_misfit(

@@ -113,6 +113,12 @@ def test_tied_names_are_both_there(tmp_path: Path) -> None:
     Tied().load_state_dict(load_file(tmp_path / "a.safetensors"), strict=True)
 
 
+def test_a_second_name_that_is_not_wanted_is_dropped(tmp_path: Path) -> None:
+    tied, once = Tied().state_dict(), Tied().state_dict()
+    del once["head.weight"]
+    assert list(mended(tmp_path, tied, once)) == list(once)
+
+
 def test_a_moving_average_is_left_out(tmp_path: Path) -> None:
     source = state(["encoder.weight", "ema_module.n_averaged", "ema_module.module.encoder.weight"])
     source["ema_module.module.encoder.weight"] = torch.ones(2)
