@@ -9,10 +9,8 @@ tool's own --iterations and --warmup are the loop's.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import psutil
+from conditions import arguments, conditions, in_words, told_as_json
 
 SIZES = (1 << 16, 1 << 20, 1 << 24)
 ITERATIONS, WARMUP = 50, 10
@@ -104,29 +102,19 @@ def measure(runs: int, ranks: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    import torch
-
     result = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cores": psutil.cpu_count(),
-        "machine": platform.machine(),
+        **conditions("python", "torch", "cores", "machine"),
         "ranks": options.ranks,
         "runs": options.runs,
         **measure(options.runs, options.ranks),
     }
-    if options.json:
-        print(json.dumps(result))
+    if told_as_json(result, options):
         return
-    print(
-        f"torch {result['torch']}, Python {result['python']}, {result['cores']} cores, {options.ranks} ranks, "
-        f"{options.runs} runs of {ITERATIONS} operations"
-    )
+    print(f"{in_words(result)}, {options.ranks} ranks, {options.runs} runs of {ITERATIONS} operations")
     for size in SIZES:
         low, high = result["ratio_range"][size]
         print(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import shutil
 import statistics
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from conditions import arguments, conditions, in_words, told_as_json
 from torch import nn
 
 from phalanx.dist import CheckpointManager
@@ -182,14 +182,11 @@ def flip(file: Path, place: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, whole=True)
     parser.add_argument("--gb", type=float, default=4.0, help="size of the checkpoint, in 10^9 bytes")
     parser.add_argument("--saves", type=int, default=3)
     parser.add_argument("--flips", type=int, default=4)
     parser.add_argument("--folder", type=Path, help="where to write; by default a temporary folder")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--restore", choices=("phalanx", "torch.load"), help=argparse.SUPPRESS)
     parser.add_argument("--moments", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -211,14 +208,13 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     result |= {
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "cpus": os.cpu_count(),
+        "versions": conditions("torch", "python"),
+        **conditions("cpus"),
     }
-    if options.json:
-        print(json.dumps(result))
+    if told_as_json(result, options):
         return
     save = result["save"]
-    print(f"{options.gb} GB, torch {torch.__version__}, {os.cpu_count()} CPUs, {options.saves} saves in turn")
+    print(f"{options.gb} GB, {in_words(result['versions'] | result)}, {options.saves} saves in turn")
     for row in save["runs"]:
         print("  " + ", ".join(f"{name} {value:.3g}" for name, value in row.items()))
     print(

@@ -9,17 +9,12 @@ meets both. `--node`, which imports no torch, is timed as well.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+
+from conditions import arguments, conditions, in_words, told_as_json
 
 PROGRAMS = {
     "import_torch": ["-c", "import torch"],
@@ -38,24 +33,9 @@ def seconds(words: list[str]) -> float:
     return took
 
 
-def machine() -> dict[str, Any]:
-    """Versions and hardware."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-    }
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--runs", type=int, default=10, help="pairs of runs, after one that warms up")
-    parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     options = parser.parse_args()
     for words in PROGRAMS.values():
         seconds(words)
@@ -66,15 +46,14 @@ def main() -> None:
     ratios = [ours / theirs for ours, theirs in zip(taken["doctor"], taken["import_torch"], strict=True)]
     result = {
         "schema": 1,
-        "machine": machine(),
+        "machine": conditions("cpu", "cores", "load", "python", "torch"),
         "runs": options.runs,
         "seconds": {name: statistics.median(values) for name, values in taken.items()},
         "ratio": {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)},
     }
-    if options.json:
-        print(json.dumps(result))
+    if told_as_json(result, options):
         return
-    print(f"{result['machine']}")
+    print(f"{in_words(result['machine'])}, load {result['machine']['load']}")
     for name, value in result["seconds"].items():
         print(f"{name:>14}: {value:.2f} s (median of {options.runs})")
     ratio = result["ratio"]

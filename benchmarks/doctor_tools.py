@@ -147,7 +147,11 @@ def gpus(
         for index in range(2):
             change = dict(changes[index]) if index < len(changes) else {}
             numbers = HEALTHY | change.pop("numbers", {})
-            described.append(StandInGpu(**{"uuid": uuid_of("ab"[index]), "numbers": numbers, **change}))
+            described.append(
+                StandInGpu(
+                    **{"name": "NVIDIA H100 PCIe", "uuid": uuid_of("ab"[index]), "numbers": numbers, **change}
+                )
+            )
         (folder / "nvml").mkdir()
         machine = Machine(build_libraries(folder / "nvml"), folder, described, driver=driver, cuda=cuda)
         (folder / "nvml" / "libcuda.so.1").unlink()  # torch would ask more of it than it can answer

@@ -15,10 +15,8 @@ On gloo, on the CPU. Ends with 1 when a limit is missed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import socket
 import sys
 import tempfile
@@ -31,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from conditions import arguments, conditions, in_words, told_as_json
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
@@ -194,11 +193,10 @@ def within(row: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     missing = [
         name for name in options.strategies if name in ("accelerate", "deepspeed") and find_spec(name) is None
@@ -209,14 +207,9 @@ def main() -> int:
         "rows": rows,
         "limits": LIMITS,
         "not_installed": missing,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)),
-        "machine": platform.machine(),
+        **conditions("torch", "python", "cores", "machine"),
     }
-    if options.json:
-        print(json.dumps(result))
-    else:
+    if not told_as_json(result, options):
         print(
             "ranks  engine      optimizer  steps  first gradients     weights   (relative norm of the difference to one process)"
         )
@@ -229,8 +222,8 @@ def main() -> int:
         if missing:
             print(f"left out, not installed: {', '.join(missing)}")
         print(
-            f"limits: {LIMITS['weights']:.0e}; ZeRO {LIMITS['zero_gradients']:.0e} and {LIMITS['zero_weights']:.0e}. torch "
-            f"{torch.__version__}, Python {result['python']}, {result['cores']} cores {result['machine']}, 1 run"
+            f"limits: {LIMITS['weights']:.0e}; ZeRO {LIMITS['zero_gradients']:.0e} and {LIMITS['zero_weights']:.0e}. "
+            f"{in_words(result)}, 1 run"
         )
     return int(not all(map(within, rows)))
 

@@ -9,10 +9,8 @@ that a script prints), one in twenty with an alarming word; `nccl`, what NCCL_DE
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import random
 import resource
 import statistics
@@ -24,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
+from conditions import arguments, conditions, in_words, told_as_json
 
 TRACEBACK = """\
 [rank5]: Traceback (most recent call last):
@@ -119,24 +117,20 @@ def measure(size_gb: float, runs: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--gb", type=float, default=1.0)
     parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     result = {
-        "python": platform.python_version(),
-        "cores": psutil.cpu_count(),
-        "machine": platform.machine(),
+        **conditions("python", "cores", "machine"),
         "gb": options.gb,
         "runs": options.runs,
         "own_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
         **measure(options.gb, options.runs),
     }
-    if options.json:
-        print(json.dumps(result))
+    if told_as_json(result, options):
         return
-    print(f"Python {result['python']}, {result['cores']} cores, {options.gb} GB each, {options.runs} starts")
+    print(f"{in_words(result)}, {options.gb} GB each, {options.runs} starts")
     for name, row in result["large"].items():
         print(f"{name:8} {row['s']:6.1f} s  {row['peak_mb']:6.0f} MB  {row['found']}")
     low, high = result["small_range_s"]

@@ -6,10 +6,7 @@ python benchmarks/first_failure.py --runs 3 --json
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -18,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import psutil
+from conditions import arguments, conditions, in_words, told_as_json
 
 SCRIPT = """
 import time
@@ -74,29 +71,20 @@ def measure(runs: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    import torch
-
     counts = measure(options.runs)
     ours, theirs = (counts[name].get("1", 0) for name in ("phalanx run", "torchrun"))
     result = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cores": psutil.cpu_count(),
-        "machine": platform.machine(),
+        **conditions("python", "torch", "cores", "machine"),
         "runs": options.runs,
         "named": counts,
         "ratio": ours / theirs if theirs else None,
     }
-    if options.json:
-        print(json.dumps(result))
+    if told_as_json(result, options):
         return
-    print(
-        f"torch {result['torch']}, Python {result['python']}, {result['cores']} cores, {options.runs} runs of each"
-    )
+    print(f"{in_words(result)}, {options.runs} runs of each")
     for launcher, count in counts.items():
         print(
             f"{launcher:29} names rank 1, the cause, {count.get('1', 0)} times of {options.runs}; all: {count}"

@@ -10,10 +10,7 @@ All three are installed from wheels into one fresh environment of this interpret
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,7 +20,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-import psutil
+from conditions import arguments, conditions, in_words, told_as_json
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -115,28 +112,22 @@ def versions(binaries: Path) -> dict[str, str]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--runs", type=int, default=21)
     parser.add_argument("--venv", type=Path)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         binaries = environment((options.venv or Path(name) / "venv").absolute())
         result = {
-            "python": platform.python_version(),
-            "cores": psutil.cpu_count(),
-            "load": os.getloadavg()[0],
+            **conditions("python", "cores", "load"),
             "runs": options.runs,
             "versions": versions(binaries),
             **measure(options.runs, binaries),
         }
-    if options.json:
-        print(json.dumps(result))
+    if told_as_json(result, options):
         return
     packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    print(
-        f"Python {result['python']}, {result['cores']} cores, load {result['load']:.1f}, {options.runs} runs; {packages}"
-    )
+    print(f"{in_words(result)}, load {result['load']:.1f}, {options.runs} runs; {packages}")
     for name, median in result["median_s"].items():
         print(f"{name:14} {median * 1e3:7.1f} ms")
     for name, ratio in result["ratio"].items():

@@ -12,12 +12,10 @@ rank, V = 8), in the same processes, in blocks that alternate; once for that net
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import json
 import os
-import platform
 import socket
 import sys
 import tempfile
@@ -33,6 +31,7 @@ import numpy as np
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from conditions import arguments, conditions, in_words, told_as_json
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam
@@ -244,13 +243,12 @@ def measure_cost(blocks: int, say: Callable[[str], None]) -> list[dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--steps", type=int, default=200, help="of each run; 0: no equality")
     parser.add_argument("--virtual-ranks", type=int, nargs="+", choices=list(RUNS), default=list(RUNS))
     parser.add_argument(
         "--blocks", type=int, default=30, help=f"paired blocks of {STEPS_PER_BLOCK} steps; 0: no cost"
     )
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
     def say(text: str) -> None:
@@ -264,18 +262,11 @@ def main() -> int:
         "limit": LIMIT,
         "steps": options.steps,
         "blocks": options.blocks,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)),
-        "machine": platform.machine(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        **conditions("torch", "python", "cores", "machine", "cpu_capability"),
     }
-    if options.json:
-        print(json.dumps(result))
-    else:
+    if not told_as_json(result, options):
         print(
-            f"torch {torch.__version__}, Python {result['python']}, {result['cores']} cores {result['machine']} "
-            f"({result['cpu_capability']}), {options.blocks} paired blocks of {STEPS_PER_BLOCK} steps"
+            f"{in_words(result)} ({result['cpu_capability']}), {options.blocks} paired blocks of {STEPS_PER_BLOCK} steps"
         )
     return int(not all(row["equal"] for row in equality) or any(row["ratio"] > LIMIT for row in costs))
 

@@ -11,9 +11,7 @@ same; every sample came once per epoch; and no checkpoint on disk is damaged.
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 import random
 import subprocess
 import sys
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from conditions import arguments, conditions, in_words, told_as_json
 
 EPOCHS, STEPS_PER_EPOCH, SAMPLES = 4, 21, 1293
 KILLS_PER_RUN = 5
@@ -190,18 +189,13 @@ def measure(kills: int, seed: int, workers_in_turn: list[int], folder: Path, say
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, whole=True)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0, help="of the instants and the victims")
     parser.add_argument(
         "--workers", type=int, nargs="+", default=[0, 2], help="loader workers, run after run"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     args = parser.parse_args()
-    import torch
-
     with tempfile.TemporaryDirectory() as folder:
         begun = time.monotonic()
         found = measure(
@@ -209,20 +203,15 @@ def main() -> None:
         )
     found |= {
         "took_s": round(time.monotonic() - begun, 1),
-        "torch": torch.__version__,
-        "cpus": psutil.cpu_count(),
+        **conditions("torch", "python", "cpus"),
     }
-    if args.json:
-        print(json.dumps(found))
-    else:
+    if not told_as_json(found, args):
         print(
             f"{found['kills']} kills ({found['rank']} of a rank, {found['all']} of everything) in {found['runs']} runs: ",
             end="",
         )
         print("each ended as the undisturbed run, to the bit" if not found["problems"] else found["problems"])
-        print(
-            f"torch {torch.__version__}, Python {platform.python_version()}, {found['cpus']} CPUs, {found['took_s']} s"
-        )
+        print(f"{in_words(found)}, {found['took_s']} s")
     raise SystemExit(1 if found["problems"] else 0)
 
 

@@ -9,9 +9,7 @@ recipe reports it: validation, checkpoints and start-up apart; the wall time of 
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 import re
 import statistics
 import subprocess
@@ -21,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
+from conditions import arguments, conditions, in_words, told_as_json
 
 
 def run(data: str, seed: int, ranks: int) -> dict[str, float]:
@@ -56,16 +54,11 @@ def run(data: str, seed: int, ranks: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, whole=True)
     parser.add_argument("--data", default="digits")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     args = parser.parse_args()
-    import torch
-
     rows = []
     for seed in range(args.seeds):
         rows.append(run(args.data, seed, args.ranks))
@@ -82,16 +75,12 @@ def main() -> None:
         "runs": rows,
         "mean_accuracy": statistics.mean(row["accuracy"] for row in rows),
         "longest_training_s": max(row["training_s"] for row in rows),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpus": psutil.cpu_count(),
+        **conditions("torch", "python", "cpus"),
     }
-    if args.json:
-        print(json.dumps(found))
-    else:
+    if not told_as_json(found, args):
         print(
             f"mean {found['mean_accuracy']:.2%} of {len(rows)} seeds on {args.ranks} ranks, longest training "
-            f"{found['longest_training_s']:.1f} s; torch {torch.__version__}, Python {found['python']}, {found['cpus']} CPUs"
+            f"{found['longest_training_s']:.1f} s; {in_words(found)}"
         )
 
 

@@ -10,10 +10,7 @@ addresses of dead peers and wait. Those runs are ended after ``--limit-s`` and c
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -24,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from conditions import arguments, conditions, in_words, told_as_json
 
 SCRIPT = """
 import os, sys, time
@@ -102,30 +100,23 @@ def measure(ours: int, theirs: int, limit_s: float) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--runs", type=int, help="restarts per row; default 50 of ours, 10 of torchrun's")
     parser.add_argument(
         "--limit-s", type=float, default=30.0, help="a run of torchrun is given up after this"
     )
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    import torch
-
     rows = measure(options.runs or 50, options.runs or 10, options.limit_s)
     theirs = rows["torchrun, own store per attempt"]["median_s"]
     ratio = rows["phalanx run"]["median_s"] / theirs if theirs else None
     result = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cores": psutil.cpu_count(),
-        "machine": platform.machine(),
+        **conditions("python", "torch", "cores", "machine"),
         "ratio": ratio,
         "rows": rows,
     }
-    if options.json:
-        print(json.dumps(result))
+    if told_as_json(result, options):
         return
-    print(f"torch {result['torch']}, Python {result['python']}, {result['cores']} cores, 2 ranks on gloo")
+    print(f"{in_words(result)}, 2 ranks on gloo")
     for name, row in rows.items():
         median = f"{row['median_s']:.3f} s" if row["median_s"] is not None else "-"
         print(f"{name:34} {row['clean']:3} of {row['tried']:3} restarts clean, median {median}")

@@ -12,12 +12,10 @@ indices as each rank had taken.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import itertools
 import json
 import os
-import platform
 import random
 import socket
 import sys
@@ -31,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import torch.multiprocessing as mp
+from conditions import arguments, conditions, in_words, told_as_json
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DistributedSampler, TensorDataset
@@ -254,12 +253,11 @@ def _parts(kind: str) -> tuple[str, str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--points", type=int, default=100, help="random points for each kind of resume")
     parser.add_argument("--real", type=int, default=2, help="points with real ranks for each kind")
     parser.add_argument("--kinds", default=KINDS, help="ranks before:after, separated by commas")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     begun = time.perf_counter()
     kinds = [(int(before), int(after)) for before, _, after in map(_parts, options.kinds.split(","))]
@@ -275,18 +273,10 @@ def main() -> int:
         "items": NUM_ITEMS,
         "global_batch_size": GLOBAL_BATCH,
         "elapsed_s": time.perf_counter() - begun,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)),
-        "machine": platform.machine(),
+        **conditions("torch", "python", "cores", "machine"),
     }
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(
-            f"{NUM_ITEMS} samples, {GLOBAL_BATCH} a step; torch {torch.__version__}, Python {result['python']}, "
-            f"{result['cores']} cores {result['machine']}, {result['elapsed_s']:.0f} s"
-        )
+    if not told_as_json(result, options):
+        print(f"{NUM_ITEMS} samples, {GLOBAL_BATCH} a step; {in_words(result)}, {result['elapsed_s']:.0f} s")
     return int(
         any(row["exact"] < row["points"] or row["real_exact"] < row["real_points"] for row in found["rows"])
     )

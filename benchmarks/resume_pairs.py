@@ -16,17 +16,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from conditions import arguments, conditions, told_as_json
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -148,12 +147,9 @@ def difference(found: list[float], expected: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, whole=True)
     default = PLAIN + (ZERO if find_spec("deepspeed") else ())
     parser.add_argument("--strategies", nargs="+", default=default, metavar="NAME:RANKS")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--play", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.play:
@@ -169,7 +165,7 @@ def main() -> None:
             resumed = start(folder, me, others)
             for other, optimizer in product(others, OPTIMIZERS):
                 pairs.append(compare(other, me, optimizer, resumed, saved[other]))
-    report(pairs, as_json=options.json)
+    report(pairs, options)
 
 
 def compare(
@@ -190,7 +186,7 @@ def compare(
     }
 
 
-def report(pairs: list[dict[str, Any]], *, as_json: bool) -> None:
+def report(pairs: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """Print all of it and end: with 1 if a pair differs."""
     equal = sum(pair["equal"] for pair in pairs)
     result: dict[str, Any] = {
@@ -198,17 +194,15 @@ def report(pairs: list[dict[str, Any]], *, as_json: bool) -> None:
         "equal": equal,
         "tolerances": TOLERANCES,
         "versions": {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("accelerate", "deepspeed") if find_spec(name)},
+            **conditions("torch", "python"),
+            **conditions(*(name for name in ("accelerate", "deepspeed") if find_spec(name))),
         },
-        "cpus": os.cpu_count(),
+        **conditions("cpus"),
     }
-    if as_json:
-        print(json.dumps(result))
+    if told_as_json(result, options):
         return
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
-    print(f"{versions}, {os.cpu_count()} CPUs, losses relative to those of the run that saved")
+    print(f"{versions}, {result['cpus']} cores, losses relative to those of the run that saved")
     for pair in pairs:
         print(
             f"  {pair['saved_by']:>13} -> {pair['resumed_by']:<13} {pair['optimizer']:<6} {pair['dtype']}"

@@ -10,15 +10,12 @@ sampler needs some 5 GB for 100 million items.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+
+from conditions import arguments, conditions, told_as_json
 
 CHILD = """
 import json, resource, sys, time
@@ -73,35 +70,12 @@ def summary(kind: str, num_items: int, world_size: int, runs: int, empty_mb: flo
     }
 
 
-def machine() -> dict[str, Any]:
-    """Versions and hardware."""
-    import numpy
-    import torch
-
-    cpu = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line
-        ]
-        cpu = names[0] if names else cpu
-    return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-    }
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--items", type=int, default=100_000_000)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--runs", type=int, default=3, help="fresh processes for ours")
     parser.add_argument("--torch-runs", type=int, default=1, help="fresh processes for torch's")
-    parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     options = parser.parse_args()
 
     empty_mb = statistics.median(run("empty", options.items, options.ranks)["peak_mb"] for _ in range(3))
@@ -111,14 +85,13 @@ def main() -> None:
         "schema": 1,
         "items": options.items,
         "ranks": options.ranks,
-        "machine": machine(),
+        "machine": conditions("cpu", "cores", "memory_gb", "python", "torch", "numpy"),
         "empty_process_mb": empty_mb,
         "ShardSampler": ours,
         "DistributedSampler": theirs,
         "ratio": {name: ours[name] / theirs[name] for name in ("first_index_ms", "epoch_s")},
     }
-    if options.json:
-        print(json.dumps(result))
+    if told_as_json(result, options):
         return
     print(f"{options.items:,} items, {options.ranks} ranks, one rank's epoch; medians of fresh processes")
     print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))

@@ -9,10 +9,8 @@ ShardLoader, parallelize and (where there is one) CheckpointManager.maybe_save. 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import socket
 import sys
 import tempfile
@@ -26,6 +24,7 @@ import numpy as np
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from conditions import arguments, conditions, in_words, told_as_json
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
@@ -158,10 +157,9 @@ def summarize(blocks: np.ndarray) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=20, help=f"paired epochs of {STEPS} steps")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -177,14 +175,9 @@ def main() -> int:
         "ranks": options.ranks,
         "blocks": options.blocks,
         "steps_per_block": STEPS,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)),
-        "machine": platform.machine(),
+        **conditions("torch", "python", "cores", "machine"),
     }
-    if options.json:
-        print(json.dumps(result))
-    else:
+    if not told_as_json(result, options):
         low, high = result["ratio_cpu_95"]
         print(
             f"bare DDP loop     {result['bare_cpu_us']:8.0f} us of CPU per step\n"
@@ -194,8 +187,8 @@ def main() -> int:
             f"ratio             {result['ratio_cpu']:8.3f}, 95 %: {low:.3f} to {high:.3f}\n"
             f"ratio, wall time  {result['ratio_wall']:8.3f}, 95 %: {result['ratio_wall_95'][0]:.3f} to "
             f"{result['ratio_wall_95'][1]:.3f}\n"
-            f"{options.ranks} ranks, {options.blocks} paired blocks of {STEPS} steps, torch {torch.__version__}, "
-            f"Python {result['python']}, {result['cores']} cores {result['machine']}"
+            f"{options.ranks} ranks, {options.blocks} paired blocks of {STEPS} steps, "
+            f"{in_words(result)}"
         )
     return int(result["difference_cpu_us"] > LIMIT_US)
 

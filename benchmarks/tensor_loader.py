@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -23,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torchvision
+from conditions import arguments, conditions, told_as_json
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
@@ -122,16 +119,13 @@ def compare(name: str, images: Tensor, labels: Tensor, options: argparse.Namespa
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, whole=True)
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--batch-size", type=int, default=512, help="samples of a batch (one process)")
     parser.add_argument("--workers", type=int, default=2, help="processes of the DataLoader")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each DataLoader run; ours take half")
     parser.add_argument("--threads", type=int, default=1, help="of torch, for ours")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args()
     if not (options.data / "train-images-idx3-ubyte.gz").is_file():
         print(
@@ -142,18 +136,14 @@ def main() -> int:
     images = read_idx(options.data / "train-images-idx3-ubyte.gz").unsqueeze(1)
     labels = read_idx(options.data / "train-labels-idx1-ubyte.gz").long()
     result: dict[str, Any] = {
-        "hardware": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, {torch.backends.cpu.get_cpu_capability()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        **conditions("hardware", "python", "torch", "torchvision"),
         "batch_size": options.batch_size,
         "workers": options.workers,
         "threads": options.threads,
-        "load_average": os.getloadavg()[0],
+        **conditions("load_average"),
         "results": [compare(name, images, labels, options) for name in TARGETS],
     }
-    if options.json:
-        print(json.dumps(result, indent=1))
+    if told_as_json(result, options):
         return 0
     print(", ".join(f"{name} {value}" for name, value in result.items() if name != "results"))
     for row in result["results"]:

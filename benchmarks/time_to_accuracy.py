@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import platform
 import runpy
 import shutil
 import subprocess
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from conditions import arguments, conditions, in_words, told_as_json
 
 ROOT = Path(__file__).resolve().parent.parent
 Curve = list[tuple[float, float]]  # seconds of training so far, test accuracy
@@ -175,16 +175,13 @@ def seconds_to(curve: Curve, goal: float) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, whole=True)
     parser.add_argument(
         "--rows", nargs="+", default=["before", "recipe", "plain"], choices=["before", "recipe", "plain"]
     )
     parser.add_argument("--goal", type=float, default=0.90)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--data-dir", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--as-rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.as_rank is not None:
@@ -216,14 +213,13 @@ def main() -> None:
     for row in ("before", "plain"):
         if times.get(row) and times.get("recipe"):
             found[f"recipe_to_{row}"] = times["recipe"] / times[row]
-    found |= {"torch": torch.__version__, "python": platform.python_version(), "cpus": psutil.cpu_count()}
-    if args.json:
-        print(json.dumps(found))
+    found |= conditions("torch", "python", "cpus")
+    if told_as_json(found, args):
         return
     for row in ("before", "plain"):
         if f"recipe_to_{row}" in found:
             print(f"recipe / {row}: {found[f'recipe_to_{row}']:.2f} of the time")
-    print(f"torch {torch.__version__}, Python {found['python']}, {found['cpus']} CPUs, 1 run each")
+    print(f"{in_words(found)}, 1 run each")
 
 
 if __name__ == "__main__":

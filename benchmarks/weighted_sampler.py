@@ -20,15 +20,13 @@ import argparse
 import itertools
 import json
 import math
-import os
-import platform
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from conditions import arguments, conditions, told_as_json
 
 KINDS = ("with replacement", "without replacement", "torch, with replacement")
 TARGET_S = 2.0
@@ -105,35 +103,12 @@ def check_draws(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def machine() -> dict[str, Any]:
-    """Versions and hardware."""
-    import torch
-
-    cpu, info = platform.processor(), Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line
-        ]
-        cpu = names[0] if names else cpu
-    return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "load_average": os.getloadavg()[0],
-    }
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, whole=True)
     parser.add_argument("--items", type=int, default=20_000_000)
     parser.add_argument("--samples", type=int, default=2_000_000, help="draws of an epoch over all ranks")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--runs", type=int, default=5, help="fresh processes of each kind")
-    parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     options = parser.parse_args()
 
     rows = [{kind: run(kind, options) for kind in KINDS} for _ in range(options.runs)]
@@ -143,7 +118,7 @@ def main() -> None:
         "samples": options.samples,
         "ranks": options.ranks,
         "runs": options.runs,
-        "machine": machine(),
+        "machine": conditions("cpu", "cores", "python", "torch", "numpy", "load_average"),
         "target_first_index_s": TARGET_S,
     }
     for kind in KINDS:
@@ -158,8 +133,7 @@ def main() -> None:
             row[KINDS[0]]["first_index_s"] / row[theirs]["first_index_s"] for row in rows
         )
     result["draws"] = check_draws(options)
-    if options.json:
-        print(json.dumps(result))
+    if told_as_json(result, options):
         return
     print(
         f"{options.items:,} weights, {options.samples:,} draws over {options.ranks} ranks, medians of {options.runs} "

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from conditions import arguments, conditions, in_words, told_as_json
 
 ITEMS, BATCH, EPOCHS, SEED = 301, 50, 6, 3
 LIMIT = 1e-9
@@ -71,9 +71,8 @@ def start(ranks: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3, 4])
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--as-rank", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_rank is not None:
@@ -93,13 +92,8 @@ def main() -> None:
                 "largest_difference": max(differences),
             }
         )
-    import torch
-
-    versions = (
-        f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs, 1 run each"
-    )
-    if options.json:
-        print(json.dumps({"rows": rows, "limit": LIMIT, "versions": versions}))
+    versions = f"{in_words(conditions('torch', 'python', 'cores', 'machine'))}, 1 run each"
+    if told_as_json({"rows": rows, "limit": LIMIT, "versions": versions}, options):
         return
     for row in rows:
         print(
