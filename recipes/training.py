@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from phalanx.dist import Accuracy, ShardLoader, World, gather_objects
+from phalanx.dist import Accuracy, World, gather_objects
 from phalanx.dist.checkpoints import CheckpointError
+from phalanx.dist.steps import StepLoader
 from phalanx.recipes.scores import Scores
 from phalanx.recipes.settings import SettingsError
 from phalanx.recipes.share_sums import ShareSums
@@ -50,7 +51,7 @@ def settings_errors() -> Iterator[None]:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loader: ShardLoader) -> Scores:
+def evaluate(model: nn.Module, loader: StepLoader) -> Scores:
     """Mean cross-entropy and accuracy over every sample once, whatever the number of ranks. Collective.
 
     To the last digit the same on all of them when the loader has virtual ranks.
