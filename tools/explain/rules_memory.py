@@ -130,7 +130,7 @@ RULES = (
         unless=(
             r"no sign of the OOM killer",
             r"CUDA out of memory",
-            r"Restarts? count|to avoid (?:an )?oom|oom[_-]score",
+            r"Restarts? count|to avoid (?:an )?oom",
         ),
         cause=(
             "the kernel killed process {pid} ({name}, {rss_gib} resident): the host's memory, or the job's limit on it, is full",

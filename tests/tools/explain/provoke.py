@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -700,6 +701,17 @@ def no_cudnn() -> None:
     import ctypes
 
     ctypes.CDLL("libcudnn.so.5")
+
+
+if find_spec("deepspeed") is not None:
+
+    @fault("deepspeed-batch-size")
+    def batch_sizes() -> None:
+        from deepspeed.runtime.config import DeepSpeedConfig
+
+        DeepSpeedConfig(
+            {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+        )
 
 
 @fault("unknown")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from phalanx.tools.explain import Explanation, explain_paths
+from phalanx.tools.explain import Explanation, explain_paths, explain_text
 from tests.conftest import ROOT
 from tests.launch.launching import Launcher, wait_until
 from tests.tools.explain.provoke import FAULTS
@@ -75,6 +79,78 @@ def test_captured_values_are_in_the_words(folder: Path) -> None:
     assert "a target is 7" in words["label"]
     assert "weight is [1000, 4] in the checkpoint and [10, 4] in the model" in words["other_size"]
     assert "[3] (sample 0) and [4] (sample 1)" in words["collate_sizes"]
+
+
+# --------------------------------------------------------------------------- what needs root
+
+LOADER = """
+import torch
+from torch.utils.data import DataLoader
+class Rows:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.ones(1_000_000)
+for batch in DataLoader(Rows(), batch_size=4, num_workers=1):
+    print(batch.shape)
+"""
+
+
+def test_a_small_dev_shm_is_named(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare(1), to mount a small /dev/shm of its own")
+    (tmp_path / "train.py").write_text(LOADER)
+    words = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {sys.executable} train.py"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", words], cwd=tmp_path, capture_output=True, check=False
+    )
+    if b"mount:" in done.stderr or b"unshare:" in done.stderr:
+        pytest.skip(f"no mount namespace here: {done.stderr.decode(errors='replace')}")
+    assert explain_text(done.stdout + done.stderr).diagnoses[0].id == "shm-too-small"
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A memory cgroup (version 1 or 2) of 900 MB."""
+    for parent, limit in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        folder = parent / f"phalanx-test-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            (folder / limit).write_text("900M")
+            with contextlib.suppress(OSError):
+                (folder / "memory.swap.max").write_text("0")
+            yield folder
+        except OSError:
+            continue
+        finally:
+            folder.rmdir()
+        return
+    pytest.skip("no memory cgroup can be made here (root, and a writable /sys/fs/cgroup)")
+
+
+def test_the_kernels_oom_killer_is_named(small_cgroup: Path, launcher: Launcher) -> None:
+    script = launcher.script("import os\nkept = []\nwhile True:\n    kept.append(os.urandom(1 << 20) * 4)\n")
+    join = f"echo $$ > {small_cgroup}/cgroup.procs; exec " + shlex.join(
+        launcher.command("--no-preload", script, ranks=1)
+    )
+    done = subprocess.run(
+        ["sh", "-c", join],
+        cwd=launcher.folder,
+        env=launcher.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert "killed by the kernel's OOM killer" in done.stderr
+    assert "\nCause: host-oom-kill (rank 0): " in done.stderr
+    assert launcher.failure()["diagnoses"][0]["id"] == "host-oom-kill"
 
 
 # --------------------------------------------------------------------------- launchers
