@@ -96,6 +96,7 @@ KNOWN_IDS = frozenset(
         "torch-import-broken",
         "torch-import-crashes",
         "torch-import-hangs",
+        "torch-name-taken",
         "torch-not-installed",
         "torch-torchaudio-mismatch",
         "torch-torchvision-cuda-mismatch",
