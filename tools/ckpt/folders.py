@@ -44,7 +44,7 @@ def read_json(path: Path) -> Any:
             raise BadCheckpoint(path, f"has {reader.size:,} bytes; at most {MAX_JSON:,} of JSON are read.")
         text = reader.read(0, reader.size)
     try:
-        return json.loads(str(text, "utf-8"))
+        return json.loads(str(text, "utf-8"), parse_constant=str)  # NaN is no JSON
     except (ValueError, RecursionError):
         raise BadCheckpoint(path, "no JSON: cut short or damaged.", fix=CUT_FIX) from None
 

@@ -42,15 +42,14 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         dtype = _DTYPES[request["precision"]]
         steps = [_step(target, size, dtype)]
         described = _described(target.model)
-        optimizers = {
-            device: vars(trace_optimizer(_optimizer(target.model, request, foreach=device == "gpu")))
-            for device in (("gpu", "cpu") if described["trainable"] else ())
-        }
+        optimizer = {"state_bytes": 0, "temporary_bytes": 0}
+        if described["trainable"]:
+            optimizer = vars(trace_optimizer(_optimizer(target.model, request)))
         target.model.zero_grad(set_to_none=True)
         # A second size tells what grows with the batch; twice as large, since one sample may be too few for batch norm.
         if target.resizable:
             steps.append(_step(target, 2 * size, dtype))
-    return {"steps": [vars(step) for step in steps], "optimizer": optimizers, **described}
+    return {"steps": [vars(step) for step in steps], "optimizer": optimizer, **described}
 
 
 def _step(target: Target, size: int, dtype: torch.dtype | None) -> Step:
@@ -81,7 +80,9 @@ def _trace_failed(error: Exception) -> str:
     return f"The training step failed: {name}: {text}\nFix: does the model run on this batch? (see also --image-size)"
 
 
-def _optimizer(model: nn.Module, request: dict[str, Any], foreach: bool) -> torch.optim.Optimizer:
+def _optimizer(model: nn.Module, request: dict[str, Any]) -> torch.optim.Optimizer:
+    """As torch makes it by default: on a GPU it works on all parameters at once, which takes more for a moment."""
+    foreach = request["device"] == "gpu"
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if request["optimizer"] == "sgd":
         return torch.optim.SGD(parameters, lr=0.1, momentum=request["momentum"], foreach=foreach)

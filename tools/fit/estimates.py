@@ -51,9 +51,8 @@ class Traced:
     batch_norm: bool = False
 
     @classmethod
-    def from_answer(cls, answer: dict[str, Any], device: str) -> Traced:
-        """From the child's JSON; `device` is ``gpu`` or ``cpu``, whose optimizers differ in what a step takes."""
-        optimizer = answer["optimizer"].get(device) or {"state_bytes": 0, "temporary_bytes": 0}
+    def from_answer(cls, answer: dict[str, Any]) -> Traced:
+        """From the child's JSON."""
         steps = tuple(
             TracedStep(step["batch_size"], step["batch_bytes"], tuple(tuple(m) for m in step["moments"]))
             for step in answer["steps"]
@@ -62,7 +61,7 @@ class Traced:
             "parameters", "trainable", "parameters_bytes", "trainable_bytes", "largest_bytes", "buffers_bytes",
             "shared", "batch_norm",
         )}  # fmt: skip
-        return cls(steps=steps, blocks_bytes=tuple(answer["blocks_bytes"]), **optimizer, **fields)
+        return cls(steps=steps, blocks_bytes=tuple(answer["blocks_bytes"]), **answer["optimizer"], **fields)
 
 
 @dataclass(frozen=True, kw_only=True)

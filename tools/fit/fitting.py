@@ -63,9 +63,10 @@ def fit(question: Question, gpu: GpuMemory) -> Fit:
             "optimizer": question.optimizer,
             "momentum": question.momentum,
             "activation_checkpointing": question.activation_checkpointing,
+            "device": "cpu" if gpu is NO_GPU else "gpu",
         }
     )
-    traced = Traced.from_answer(answer, "cpu" if gpu is NO_GPU else "gpu")
+    traced = Traced.from_answer(answer)
     estimates = all_estimates(traced, question.world_sizes, question.precision, gpu, question.fp32_gradients)
     advice = advise(estimates, gpu, traced.steps[0].batch_size, question.activation_checkpointing)
     return Fit(question=question, traced=traced, gpu=gpu, estimates=estimates, advice=advice)
