@@ -238,7 +238,10 @@ def check_nccl_built(facts: Facts) -> Finding | None:
     )
     if place in ("windows", "darwin") and distributed and not symptom_weight(facts, "libuv-missing-windows"):
         evidence = (f"the {place} builds of torch have no NCCL", *symptom_lines(facts, cause))
-        return fail(cause, title, evidence, fix, max(66, symptom_weight(facts, cause)))
+        told = symptom_weight(facts, cause)
+        if told >= 60:
+            return fail(cause, title, evidence, fix, told)
+        return warn(cause, title, evidence, fix, 64)
     return suspected(facts, cause, title, fix, refuted=bool(torch and torch.nccl_built))
 
 

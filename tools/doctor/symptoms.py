@@ -18,14 +18,14 @@ class Symptom:
     """A pattern, what it points at and how strongly.
 
     Args:
-        also: A second pattern that must be somewhere in the text.
+        also: Another pattern that must be somewhere in the text, or several.
         unless: A pattern that takes the symptom back.
     """
 
     id: str
     weight: int
     pattern: str
-    also: str = ""
+    also: str | tuple[str, ...] = ""
     unless: str = ""
 
 
@@ -50,6 +50,10 @@ def matters(line: str) -> bool:
 def mentions(messages: tuple[str, ...], pattern: str) -> bool:
     """Whether a pattern (in lower case) is anywhere in the messages."""
     return _compiled(pattern).search(_joined(messages)) is not None
+
+
+_SAYS_NOTHING = re.compile(r"[:=]\s{0,60}(?:n/a|could not collect|none|null|no|false)\s{0,8}$", re.I)
+_SHORT = 2_000  # characters of a text that is read as a person's few sentences
 
 
 @functools.cache
@@ -81,14 +85,20 @@ def _any_symptom() -> re.Pattern[str]:
 @functools.lru_cache(maxsize=8)
 def _all_sightings(messages: tuple[str, ...]) -> dict[str, tuple[Sighting, ...]]:
     from phalanx.tools.doctor.symptom_table import SYMPTOMS
+    from phalanx.tools.doctor.symptoms_retold import RETOLD
 
-    text = _joined(messages)
     found: dict[str, list[Sighting]] = {}
-    for symptom in SYMPTOMS if text else ():
+    told = tuple("" if _SAYS_NOTHING.search(line) else line for line in messages)
+    short = sum(map(len, told)) <= _SHORT
+    for symptom, text in (
+        *((symptom, _joined(messages)) for symptom in SYMPTOMS if messages),
+        *((symptom, _joined(told)) for symptom in RETOLD if messages and short),
+    ):
         match = _compiled(symptom.pattern).search(text)
         if match is None:
             continue
-        if symptom.also and not _compiled(symptom.also).search(text):
+        others = (symptom.also,) if isinstance(symptom.also, str) else symptom.also
+        if not all(_compiled(pattern).search(text) for pattern in others if pattern):
             continue
         if symptom.unless and _compiled(symptom.unless).search(text):
             continue
