@@ -12,13 +12,13 @@ import re
 import socket
 import subprocess
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # the first optimizer imports it, and that sets a variable in the environment
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
@@ -35,12 +35,6 @@ SOURCES = sorted(
 NO_EXAMPLE = {"NumericsWarning": "a warning"}
 # Blocks that show output or a table rather than code.
 OUTPUT = ("tail=", "CollectiveMismatch:")
-
-
-@pytest.fixture(autouse=True)
-def _leave_no_variable() -> Iterator[None]:
-    yield
-    os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)  # set by an import in torch
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=str)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # the first optimizer imports it, and that sets a variable in the environment
 
 import phalanx.dist as library
 from tests.dist.wrong_arguments import LEFT_OUT, READ_ELSEWHERE, TABLE
@@ -22,11 +22,10 @@ IDS = [f"{name}({parameter})" for name, (_, parameters) in TABLE.items() for par
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a path without a folder would write goes there; generators and variables are put back."""
+    """What a path without a folder would write goes there; generators are put back."""
     monkeypatch.chdir(tmp_path)
     states = torch.get_rng_state(), np.random.get_state()
     yield
-    os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)  # set by an import in torch
     torch.set_rng_state(states[0])
     np.random.set_state(states[1])
 
