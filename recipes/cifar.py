@@ -203,7 +203,15 @@ def train(settings: CifarSettings) -> float:
         )
         first_epoch = checkpoints.restore().epoch
         # What whoever shows the checkpoint an image has to know: see the recipe gradcam.
-        about = {"mean": list(images.mean), "std": list(images.std), "classes": list(images.class_names)}
+        about = {
+            "recipe": "cifar",
+            "data": settings.data,
+            "network": [settings.model, len(images.class_names), settings.width],
+            "side": 32,
+            "mean": list(images.mean),
+            "std": list(images.std),
+            "classes": list(images.class_names),
+        }
 
     # The loop. What it tells goes to metrics.jsonl and the display, from rank 0.
     log = MetricsLog(run, train_loader.progress, writes=world.is_rank_zero and not settings.test_only)

@@ -195,6 +195,16 @@ def train(settings: MnistSettings) -> float:
             every_steps=settings.checkpoint_every_steps,
         )
         first_epoch = checkpoints.restore().epoch
+        # What whoever shows the checkpoint an image has to know: see the recipe gradcam.
+        about = {
+            "recipe": "mnist",
+            "data": settings.data,
+            "network": [sets.side, sets.classes, settings.dropout],
+            "side": sets.side,
+            "mean": [sets.train.mean],
+            "std": [sets.train.std],
+            "classes": [str(number) for number in range(sets.classes)],
+        }
 
     # The loop. What it tells goes to metrics.jsonl and the display, from rank 0.
     writes = world.is_rank_zero and not settings.test_only
@@ -215,11 +225,11 @@ def train(settings: MnistSettings) -> float:
                 if train_loader.is_last_micro:
                     engine.step()
                     scheduler.step()
-                    checkpoints.maybe_save()
+                    checkpoints.maybe_save(images=about)
             validation = training.evaluate(model, validation_loader)
             log.write("validation", epoch + 1, train_loader.progress.step, validation)
             display.epoch_done(epoch, validation)
-            checkpoints.save()
+            checkpoints.save(images=about)
         test = training.evaluate(model, test_loader)
         log.write("test", train_loader.progress.epoch, train_loader.progress.step, test)
         log.close()
