@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import multiprocessing
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +25,7 @@ from torch.utils.data import (
 from torch.utils.data import _utils as torch_data
 
 from phalanx.dist.batches import BatchQueue, KeyedDataset
+from phalanx.dist.draw_warnings import warn_of_passes, warn_of_ranks, warn_of_workers
 from phalanx.dist.epochs import nested_parts
 from phalanx.dist.membership import membership_in_force
 from phalanx.dist.random_streams import global_streams, own_streams
@@ -215,14 +215,14 @@ def _judge(loader: DataLoader[Any] | None, reports: dict[int, list[Draw]]) -> No
     if earlier is None:
         alike = _alike(reports)
         if alike is not None:
-            _warn_of_workers(loader, *alike)
+            warn_of_workers(loader, *alike)
         else:
             _judge_ranks(loader, reports)
     elif _shuffles(loader):
         known = {draw for drawn in earlier.values() for draw in drawn}
         again = [draw[0] for drawn in reports.values() for draw in drawn if draw in known]
         if again and _alike(earlier) is None:
-            _warn_of_passes(loader, again[0])
+            warn_of_passes(loader, again[0])
 
 
 def _alike(reports: dict[int, list[Draw]]) -> tuple[str, list[int]] | None:
@@ -247,7 +247,7 @@ def _judge_ranks(loader: DataLoader[Any] | None, reports: dict[int, list[Draw]])
             with contextlib.suppress(RuntimeError, NotImplementedError):  # the store has gone with rank 0
                 first = current.store.compare_set("draws/" + "/".join(draw), "", mine).decode()
             if first != mine:
-                _warn_of_ranks(loader, draw[0], int(mine), int(first))
+                warn_of_ranks(loader, draw[0], int(mine), int(first))
                 return
 
 
@@ -259,68 +259,3 @@ def _shuffles(loader: DataLoader[Any]) -> bool:
         or (isinstance(part, BatchQueue) and part.share is not None and part.share.stand_ins)
         for part in nested_parts(loader, datasets=False)
     )
-
-
-def _name(loader: DataLoader[Any]) -> str:
-    return "ShardLoader" if isinstance(loader.dataset, KeyedDataset) else "DataLoader"
-
-
-def _is_global(name: str) -> bool:
-    return name in [stream.name for stream in global_streams()]
-
-
-def _warn_of_workers(loader: DataLoader[Any], name: str, workers: list[int]) -> None:
-    numbers = ", ".join(map(str, workers))
-    if _is_global(name):
-        why = f"worker_init_fn ({_words(loader.worker_init_fn)}) seeds them alike"
-        fix = "leave the seeding out, torch has seeded each worker apart; or seed with torch.initial_seed() % 2**32"
-    else:
-        why = "each has a copy of that generator"
-        fix = _draw_elsewhere(loader)
-    _warn(f"{_name(loader)}: workers {numbers} draw the same random numbers from {name}: {why}. Fix: {fix}")
-
-
-def _warn_of_passes(loader: DataLoader[Any], name: str) -> None:
-    if _is_global(name):
-        why = "whoever seeds the workers does so with the same seed for each epoch"
-        fix = "leave the seeding of workers out: torch seeds them anew for each epoch"
-    else:
-        why = "each epoch's workers start with a copy of that generator as it stands in this process"
-        fix = _draw_elsewhere(loader)
-    _warn(
-        f"{_name(loader)}: this epoch draws the same random numbers from {name} as the last one: {why}. Fix: {fix}"
-    )
-
-
-def _warn_of_ranks(loader: DataLoader[Any], name: str, rank: int, other: int) -> None:
-    if _is_global(name):
-        fix = (
-            "after the model is built, seed_everything(seed + rank) on each rank; or ShardLoader, which seeds each sample by "
-            "its position"
-        )
-    else:
-        fix = _draw_elsewhere(loader)
-    _warn(
-        f"{_name(loader)}: rank {rank} draws the same random numbers from {name} as rank {other}: they were seeded alike, and "
-        f"change their samples in the same ways. Fix: {fix}"
-    )
-
-
-def _draw_elsewhere(loader: DataLoader[Any]) -> str:
-    if isinstance(loader.dataset, KeyedDataset):
-        return (
-            "draw from the global generators (torch.rand, random.random, np.random.rand), which ShardLoader reseeds for each "
-            "sample, whichever worker and rank fetches it"
-        )
-    return (
-        "draw from the global generators (torch.rand, random.random, np.random.rand), or make the generator in worker_init_fn "
-        "from torch.initial_seed()"
-    )
-
-
-def _words(function: Any) -> str:
-    return str(getattr(function, "__qualname__", type(function).__name__))
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=2)
