@@ -204,21 +204,24 @@ def check_duplicates(facts: Facts) -> Iterator[Finding]:
 
 
 def check_numpy(facts: Facts) -> Finding | None:
-    """torch learnt NumPy 2 with 2.3."""
+    """torch learnt NumPy 2 with 2.3, its Windows builds with 2.4.1."""
     numpy, torch = package_version(facts, "numpy"), torch_version(facts)
     title = "torch was built for NumPy 1, NumPy 2 is installed"
+    learnt = (2, 4, 1) if system(facts) == "windows" else (2, 3)
     fix = (pip_install(facts, "numpy<2"), "or torch 2.3 or newer")
     if (
         numpy
         and torch
         and version_of(numpy) >= (2,)
-        and version_of(torch) < (2, 3)
+        and version_of(torch) < learnt
         and version_of(torch) > (0, 1)
     ):
         if facts.torch and facts.torch.numpy_works:
             return None
         return proven(facts, "numpy2-abi", title, (f"numpy {numpy}", f"torch {torch}"), fix, 87)
-    settled = bool(numpy and version_of(numpy) < (2,))
+    settled = bool(numpy and version_of(numpy) < (2,)) or not (torch or says(facts, "torch"))
+    if torch and version_of(torch) >= learnt:  # what NumPy 2 breaks here is another package
+        settled = settled or symptom_weight(facts, "numpy2-abi") < 80
     return suspected(facts, "numpy2-abi", title, fix, refuted=settled)
 
 

@@ -134,7 +134,8 @@ def _surroundings(facts: Facts) -> tuple[str, ...]:
 
 def seen(facts: Facts, cause: str) -> tuple[Sighting, ...]:
     """Symptoms of a cause among the messages."""
-    return sightings(words_of(facts), cause)
+    told = (*facts.messages, *_surroundings(facts)) if facts.messages else ()
+    return sightings(words_of(facts), cause, told)
 
 
 def says(facts: Facts, pattern: str) -> bool:

@@ -37,9 +37,13 @@ class Sighting:
     line: str
 
 
-def sightings(messages: tuple[str, ...], cause: str) -> tuple[Sighting, ...]:
-    """What in the messages points at a cause, strongest first."""
-    return _all_sightings(messages).get(cause, ())
+def sightings(messages: tuple[str, ...], cause: str, told: tuple[str, ...] = ()) -> tuple[Sighting, ...]:
+    """What in the messages points at a cause, strongest first.
+
+    Args:
+        told: What of them a person wrote: where that is short, it is read for a retelling as well.
+    """
+    return _all_sightings(messages, told).get(cause, ())
 
 
 def matters(line: str) -> bool:
@@ -53,6 +57,7 @@ def mentions(messages: tuple[str, ...], pattern: str) -> bool:
 
 
 _SAYS_NOTHING = re.compile(r"[:=]\s{0,60}(?:n/a|could not collect|none|null|no|false)\s{0,8}$", re.I)
+_HINT = 50  # the weight of words alone
 _SHORT = 2_000  # characters of a text that is read as a person's few sentences
 
 
@@ -83,17 +88,23 @@ def _any_symptom() -> re.Pattern[str]:
 
 
 @functools.lru_cache(maxsize=8)
-def _all_sightings(messages: tuple[str, ...]) -> dict[str, tuple[Sighting, ...]]:
+def _all_sightings(messages: tuple[str, ...], told: tuple[str, ...]) -> dict[str, tuple[Sighting, ...]]:
     from phalanx.tools.doctor.symptom_table import SYMPTOMS
-    from phalanx.tools.doctor.symptoms_retold import RETOLD
 
     found: dict[str, list[Sighting]] = {}
-    told = tuple("" if _SAYS_NOTHING.search(line) else line for line in messages)
-    short = sum(map(len, told)) <= _SHORT
-    for symptom, text in (
-        *((symptom, _joined(messages)) for symptom in SYMPTOMS if messages),
-        *((symptom, _joined(told)) for symptom in RETOLD if messages and short),
-    ):
+    if messages:
+        _look_for(SYMPTOMS, messages, found)
+    told = tuple("" if _SAYS_NOTHING.search(line) else line for line in told)
+    if told and sum(map(len, told)) <= _SHORT:
+        _read_retelling(told, found)
+    return {cause: _strongest(seen) for cause, seen in found.items()}
+
+
+def _look_for(
+    symptoms: Iterable[Symptom], messages: tuple[str, ...], found: dict[str, list[Sighting]]
+) -> None:
+    text = _joined(messages)
+    for symptom in symptoms:
         match = _compiled(symptom.pattern).search(text)
         if match is None:
             continue
@@ -103,7 +114,23 @@ def _all_sightings(messages: tuple[str, ...]) -> dict[str, tuple[Sighting, ...]]
         if symptom.unless and _compiled(symptom.unless).search(text):
             continue
         found.setdefault(symptom.id, []).append(Sighting(symptom.weight, _line_at(messages, text, match)))
-    return {cause: _strongest(seen) for cause, seen in found.items()}
+
+
+def _read_retelling(told: tuple[str, ...], found: dict[str, list[Sighting]]) -> None:
+    """What a person's few sentences say; and where nothing was seen at all, what their words hint at."""
+    from phalanx.tools.doctor.symptom_lexicon import likely_cause
+    from phalanx.tools.doctor.symptoms_retold import RETOLD
+
+    _look_for(RETOLD, told, found)
+    if all(sighting.weight < _HINT for seen in found.values() for sighting in seen):
+        hint = likely_cause(_joined(told))
+        if hint:
+            found.setdefault(hint, []).append(Sighting(_HINT, _summary(told)))
+
+
+def _summary(messages: tuple[str, ...]) -> str:
+    """The longest line: what a person wrote, rather than a fact."""
+    return " ".join(max(messages, key=len, default="").split())[:300]
 
 
 def _line_at(messages: tuple[str, ...], text: str, match: re.Match[str]) -> str:

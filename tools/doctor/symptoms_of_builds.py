@@ -7,7 +7,7 @@ from phalanx.tools.doctor.symptoms import Symptom as S
 
 BUILDS = (
     S("arch-not-in-build", 84, r"is not compatible with the current pytorch installation"),
-    S("arch-not-in-build", 80, r"no kernel image is available"),
+    S("arch-not-in-build", 80, r"no kernel image"),
     S(
         "arch-not-in-build",
         78,
@@ -183,7 +183,8 @@ COMPANIONS = (
         also=r"undefined symbol|import(?:ing)? torch (?:fails|breaks|dies)|breaks import|importerror|conflict|next to a|import breaks",
     ),
     S("numpy2-abi", 95, r"compiled using numpy 1\.x cannot be run in"),
-    S("numpy2-abi", 92, r"_array_api not found"),
+    S("numpy2-abi", 92, r"_array_api (?:is |was )?not found"),
+    S("numpy2-abi", 90, r"failed to initiali[sz]e numpy"),
     S("numpy2-abi", 84, r"numpy is not available"),
     S("numpy2-abi", 66, r"numpy\.core\.multiarray failed to import"),
     S("numpy2-abi", 66, r"numpy (?:2\b|>= ?2|2\.\d).{0,60}(?:break|incompat|fail|not)"),
@@ -209,7 +210,7 @@ LIBRARIES = (
     S(
         "ld-library-path-shadows-cudnn",
         94,
-        r"cudnn version incompatibility|pytorch was compiled +against +\(?\d[^\n]{0,60}but (?:found )?(?:linked|runtime|found)",
+        r"cudnn version incompatibility|compiled +against +\(\d[^\n]{0,30}\)[^\n]{0,20}(?:runtime|found|linked|loaded)|pytorch was compiled +against +\(?\d[^\n]{0,60}but (?:found )?(?:linked|runtime|found)",
     ),
     S(
         "ld-library-path-shadows-cudnn",

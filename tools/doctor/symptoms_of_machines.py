@@ -302,6 +302,7 @@ GPUS = (
 
 LIMITS = (
     S("shm-too-small", 97, r"insufficient shared memory"),
+    S("shm-too-small", 94, r"posix_fallocate[^\n]{0,20}fail|ncclshmopen|nccl-shm-"),
     S(
         "shm-too-small",
         96,
@@ -345,7 +346,7 @@ LIMITS = (
     S(
         "hostname-resolves-to-loopback",
         78,
-        r"(?:connect\w{0,4}|remote=)[^\n]{0,40}\[?127\.0\.[01]\.1\]?:\d",
+        r"(?:connect\w{0,4}|remote=)[^\n]{0,40}\[?(?:127\.0\.[01]\.1|::1)\]?:\d",
         also=r"gloo|nnodes|nodes|refused",
         unless=r"single node",
     ),
@@ -362,7 +363,12 @@ LIMITS = (
         unless=r"address already in use|single node|nproc_per_node[^\n]{0,30}$",
     ),
     S("too-many-open-files", 90, r"too many open files"),
-    S("disk-full", 86, r"no space left on device|disk quota exceeded", unless=r"shm|shared memory"),
+    S(
+        "disk-full",
+        86,
+        r"no space left on device|disk quota exceeded",
+        unless=r"shm|shared memory|posix_fallocate",
+    ),
 )
 
 VARIABLES = (

@@ -43,7 +43,7 @@ SUBJECTS = (
     ),
     S(
         "container-without-gpus",
-        68,
+        84,
         r"(?:plain|simple|bare|normal|just) .?docker run|no gpu (?:reservation|section|request|option)|gpus? (?:was |were )?not passed|without passing (?:the )?gpus?|no gpus? (?:is |are )?(?:passed|mounted|requested|assigned|attached)|(?:no|without) .?--nv\b",
     ),
     S(
