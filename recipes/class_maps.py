@@ -59,7 +59,7 @@ def load(checkpoint: Path) -> Trained:
         raise SettingsError(f"--checkpoint {path}: its state.json cannot be read ({error}).") from error
     if not isinstance(about, dict) or "network" not in about:
         raise SettingsError(
-            f"--checkpoint {path} does not say what its images are like: an image recipe (mnist, cifar) of this "
+            f"--checkpoint {path} does not say what its images are like: an image recipe (mnist, cifar, resnet) of this "
             "version did not write it.\nFix: a checkpoint of one of these recipes"
         )
     model = _network(about["recipe"], about["network"])
@@ -87,6 +87,10 @@ def _network(recipe: str, arguments: list[Any]) -> nn.Module:
         from phalanx.recipes import mnist
 
         return mnist.network(*arguments)
+    if recipe == "resnet":
+        from phalanx.recipes import classifiers
+
+        return classifiers.network(*arguments)
     from phalanx.recipes import residual
 
     return residual.network(*arguments)
@@ -102,7 +106,7 @@ class _Watch:
     def _forward(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         self.maps = output.detach().clone()
         # A hook of the tensor: a module's own cannot stand what follows being in place, as in DenseNet.
-        output.register_hook(self._backward)
+        output.register_hook(self._backward)  # type: ignore[no-untyped-call]
         return output.clone()
 
     def _backward(self, gradient: Tensor) -> None:

@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         required=True,
         metavar="FOLDER",
-        help="of a run of mnist or cifar, or one of its checkpoints",
+        help="of a run of mnist, cifar or resnet, or one of its checkpoints",
     )
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument(
@@ -57,8 +57,10 @@ def _test_image(trained: Trained, data_dir: str, index: int) -> Tensor:
     images: Tensor
     if trained.recipe == "mnist":
         images = datasets.load(trained.data, data_dir, False, 0.0, 0).test.images
-    else:
+    elif trained.recipe == "cifar":
         images = color_images.load(trained.data, data_dir, False, 0.0, 0).test[0]
+    else:
+        raise SettingsError("--index is for the sets of mnist and cifar.\nFix: --image FILE")
     if not 0 <= index < len(images):
         raise SettingsError(f"--index {index}: the test set has the images 0 to {len(images) - 1}.")
     return images[index]
