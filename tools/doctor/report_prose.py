@@ -39,6 +39,19 @@ def _archs(draft: Draft, match: re.Match[str]) -> None:
     draft.put("torch.arch_list", list(dict.fromkeys(found)))
 
 
+def _built_for(draft: Draft, match: re.Match[str]) -> None:
+    """Newer torches list one capability of the build a line, under the warning."""
+    known = draft.get("torch.arch_list") or []
+    draft.put("torch.arch_list", known)
+    known.append(f"sm_{match[1].replace('.', '')}")
+
+
+def _conda_cuda(draft: Draft, match: re.Match[str]) -> None:
+    """ "conda install pytorch cudatoolkit=11.3": the CUDA that was asked for, where nothing says what came."""
+    if not draft.get("torch.version"):
+        draft.hint("torch.cuda", match[1])
+
+
 def _gencode(draft: Draft, match: re.Match[str]) -> None:
     """torch.__config__.show() lists what it was compiled for."""
     found = re.findall(r"code=((?:sm|compute)_\d{2,3}[af]?)", match.string)
@@ -116,6 +129,8 @@ _INSIDE: tuple[tuple[re.Pattern[str], Reader], ...] = tuple(
         (r"Found GPU(\d{1,2}) ([\w .()-]{3,60}?) which is of (?:cuda capability|compute capability \(CC\)) (\d{1,2}\.\d)", _too_old),
         (r"(?:install supports CUDA capabilities|get_arch_list|arch_list)[^\n]{0,20}(?:[\s,'\"\[(]{1,6}(?:sm|compute)_\d{2,3}[af]?){1,30}", _archs),
         (r"\[?'sm_\d{2,3}[af]?'(?:, ?'(?:sm|compute)_\d{2,3}[af]?'){1,30}", _archs),
+        (r"(\d{1,2}\.\d) which supports hardware CC", _built_for),
+        (r"(?:conda|mamba) install .{0,120}(?:cudatoolkit|pytorch-cuda)=(\d{1,2}\.\d)", _conda_cuda),
         (r"NVCC architecture flags:.{0,40}arch=compute_", _gencode),
         (r"^\s{0,8}- (?:Built with )?CUDA Runtime (\d{1,2}\.\d)", _compiled_with),
         (r"detected CUDA version \((\d{1,2}\.\d)\) mismatches", _detected_nvcc),
@@ -137,7 +152,7 @@ _INSIDE: tuple[tuple[re.Pattern[str], Reader], ...] = tuple(
 )  # fmt: skip
 # A line can only match where one of these words is in it: most lines of a log are passed over at once.
 _WORTH = re.compile(
-    r"too old|architecture flags|cuda runtime|not compatible|found gpu|sm_|arch_list|mismatch|used to compile|pytorch has cuda|against \(|numpy|docker|podman|"
+    r"too old|architecture flags|hardware cc|conda install|mamba install|cuda runtime|not compatible|found gpu|sm_|arch_list|mismatch|used to compile|pytorch has cuda|against \(|numpy|docker|podman|"
     r"from nv|from py|wsl|windows|in(?:side)? |jetson|jetpack|l4t|tegra|gfx|torch|driver|^\s{0,8}'?\d\.\d",
     re.I,
 )

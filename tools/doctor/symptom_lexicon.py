@@ -104,7 +104,7 @@ LEXICON: Mapping[str, Mapping[str, int]] = {
     "mkl-symbol-removed": {r"\bmkl\b": 5, r"ijit|intel": 4, r"symbol|import": 2, r"conda|solver|environment|pin|newest": 2, r"speed|slow|thread": -5},
     "libstdcxx-too-old": {r"glibcxx|cxxabi": 7, r"libstdc|c\+\+ (?:runtime|standard) library": 6, r"old|newer|missing|not found|system": 2, r"exception_ptr": -4},
     "ld-library-path-shadows-cuda": {
-        r"ld_library_path|library path|loader path|module load|system|toolkit|symbol": 3, r"libcublas|libcusparse|nvjitlink|libcudart|cusolver": 3, r"system|toolkit|module load|other cuda|another cuda|older cuda|base image": 3, r"symbol|first|wins|shadow|instead|before": 2, r"cuda": 1, r"cudnn|nccl|nvcc|compil|wsl": -5,
+        r"ld_library_path|library path|loader path|module load|\bsystem|\btoolkit|symbol": 3, r"libcublas|libcusparse|nvjitlink|libcudart|cusolver": 3, r"system|toolkit|module load|other cuda|another cuda|older cuda|base image": 3, r"symbol|first|wins|shadow|instead|before": 2, r"cuda": 1, r"cudnn|nccl|nvcc|compil|wsl": -5,
     },
     "ld-library-path-shadows-cudnn": {r"cudnn": 5, r"version|mismatch|incompatib|older|another|other|system|found": 2, r"ld_library_path|loaded|wins|first|base image|path|brings": 2, r"cannot open|missing|not installed": -4},
     "nccl-library-mismatch": {r"nccl": 3, r"libnccl": 3, r"symbol|undefined": 4, r"another|other|own|two|system|older|cu11|cu12": 2, r"import|loaded|bundled|package": 2, r"hang|timeout|slow|windows|bandwidth|shm": -6},

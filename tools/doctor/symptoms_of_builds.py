@@ -173,6 +173,13 @@ COMPANIONS = (
     ),
     S(
         "duplicate-torch-install",
+        94,
+        r"ld_library_path[^\n]{0,120}libtorch|libtorch[^\n]{0,80}ld_library_path",
+        also=r"undefined symbol|import|conflict",
+        unless=r"site-packages/torch/lib",
+    ),
+    S(
+        "duplicate-torch-install",
         80,
         r"\.local/[^\n]{0,120}torch[^\n]{0,120}undefined symbol|torch[^\n]{0,80} (?:in|under|from|to|and) [^\n]{0,40}(?:~|/root|/home/\S{1,30})/\.local\b(?!/lib)|~/\.local has|newer (?:torch|one) (?:next to|beside|in)|torch[^\n]{0,60}user site",
     ),

@@ -97,6 +97,7 @@ RETOLD: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("duplicate-torch-install", "Environment has torch from conda and one from pip.", {"packages": ["torch==2.0.0"], "torch_version": "1.12.1"}),
     ("duplicate-torch-install", "user site torch wins over the venv", {"torch_file": "/home/a/.local/lib/python3.10/site-packages/torch/__init__.py"}),
     ("duplicate-torch-install", "two versions of torch on sys.path: AttributeError in torch._C", {}),
+    ("duplicate-torch-install", "importing torch_sparse fails while the library path names an unpacked libtorch", {"env": {"LD_LIBRARY_PATH": "/opt/libtorch-2.1/lib"}}),
     ("exclusive-compute-mode", "A second process on the same GPU is refused.", {"compute_mode": "Exclusive_Process"}),
     ("exclusive-compute-mode", "Devices are busy although nobody uses them; the administrators keep them in exclusive mode.", {}),
     ("exclusive-compute-mode", "All devices busy or unavailable as soon as rank 1 starts.", {"scheduler": "PBS"}),

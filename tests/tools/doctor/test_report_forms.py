@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from phalanx.tools.doctor.checks import diagnose
 from phalanx.tools.doctor.facts import Facts
 from phalanx.tools.doctor.report_text import facts_from_text
 from tests.tools.doctor.report_forms import accelerate_env, ds_report
@@ -119,3 +120,28 @@ GPU1    NV12     X      0-31
     assert facts.topology is not None
     assert facts.topology.links is not None
     assert [link.kind for link in facts.topology.links] == ["NV12"]
+
+
+def test_capabilities_of_the_build_one_a_line() -> None:
+    facts = facts_from_text(
+        "UserWarning: Found GPU0 NVIDIA GeForce GTX 1060 which is of compute capability (CC) 6.1.\n"
+        "The following list shows the CCs this version of PyTorch was built for and the hardware CCs it supports:\n"
+        "- 7.5 which supports hardware CC >=7.5,<8.0\n"
+        "- 12.0 which supports hardware CC >=12.0,<13.0\n"
+    ).facts
+    assert facts.torch is not None
+    assert facts.torch.arch_list == ("sm_75", "sm_120")
+    root = diagnose(facts).root_cause
+    assert root is not None
+    assert root.id == "gpu-too-old-for-build"
+
+
+def test_the_cuda_that_conda_was_asked_for() -> None:
+    facts = facts_from_text(
+        "conda install pytorch torchvision cudatoolkit=11.3 -c pytorch\nDriver version: 418.87.00\nIs CUDA available: False"
+    ).facts
+    assert facts.torch is not None
+    assert facts.torch.cuda == "11.3"
+    root = diagnose(facts).root_cause
+    assert root is not None
+    assert root.id == "driver-too-old"
