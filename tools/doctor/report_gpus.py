@@ -13,6 +13,8 @@ from phalanx.tools.doctor.report_values import items, known, version_text
 
 def gpus(draft: Draft, value: Any) -> None:
     """Names of GPUs: a list, "GPU 0: A100", "8x A100", "no"."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
     if isinstance(value, (list, tuple)) and not value:
         draft.no_gpus = True
         return
