@@ -27,7 +27,7 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 from phalanx.dist import ShardLoader
-from phalanx.recipes.image_folder import MEAN, STD, ImageFolder
+from phalanx.recipes.image_folder import MEAN, STD, ImageFolder, side_by_side
 
 WANTED, BATCH, SIDE = 1.2, 64, 224
 
@@ -61,7 +61,9 @@ def ours(folder: Path, workers: int) -> float:
     """The recipe's."""
     mean, std = (255 * torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
     images = ImageFolder(folder, ("class-0", "class-1"), SIDE, v2.Identity())
-    loader = ShardLoader(images, global_batch_size=BATCH, shuffle=True, num_workers=workers)
+    loader = ShardLoader(
+        images, global_batch_size=BATCH, shuffle=True, num_workers=workers, collate_fn=side_by_side
+    )
     return rate(loader, lambda pictures: (pictures.float() - mean) / std)
 
 

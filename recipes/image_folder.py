@@ -72,8 +72,14 @@ def erased(image: Tensor) -> Tensor:
 
 
 def as_bytes(image: Any) -> Tensor:
-    """A PIL image as uint8 [3, rows, columns]."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+    """A PIL image as uint8 [3, rows, columns], in memory as PIL has it: pixel by pixel."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def side_by_side(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    """The ``collate_fn``: images stay pixel by pixel in memory (channels last), which is several times faster."""
+    images = torch.stack([image.permute(1, 2, 0) for image, _ in samples]).permute(0, 3, 1, 2)
+    return images, torch.tensor([label for _, label in samples])
 
 
 class ImageFolder(Dataset[Any]):

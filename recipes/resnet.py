@@ -160,7 +160,7 @@ def loaders(settings: ResnetSettings) -> tuple[ShardLoader, ShardLoader, tuple[s
     """For training and for the test; the classes' names. Collective."""
     from phalanx.dist import ShardLoader
     from phalanx.recipes import datasets
-    from phalanx.recipes.image_folder import FakeImages, ImageFolder, class_names
+    from phalanx.recipes.image_folder import FakeImages, ImageFolder, class_names, side_by_side
 
     assert settings.crop is not None
     assert settings.test_crop is not None
@@ -185,6 +185,7 @@ def loaders(settings: ResnetSettings) -> tuple[ShardLoader, ShardLoader, tuple[s
         shuffle=True,
         seed=settings.seed,
         num_workers=settings.num_workers,
+        collate_fn=side_by_side,
     )
     test_loader = ShardLoader(
         test_set,
@@ -192,6 +193,7 @@ def loaders(settings: ResnetSettings) -> tuple[ShardLoader, ShardLoader, tuple[s
         micro_batch_size=settings.micro_batch_size,
         virtual_ranks=settings.virtual_ranks,
         num_workers=settings.num_workers,
+        collate_fn=side_by_side,
     )
     return train_loader, test_loader, names
 
