@@ -236,7 +236,11 @@ def assigns(values: Mapping[str, Any]) -> bool:
 
 
 def _checked(keys: Iterable[str], name: str) -> list[str]:
-    if isinstance(keys, str | bytes | os.PathLike | type) or not isinstance(keys, Iterable) or getattr(keys, "ndim", 1) == 0:
+    if (
+        isinstance(keys, str | bytes | os.PathLike | type)
+        or not isinstance(keys, Iterable)
+        or getattr(keys, "ndim", 1) == 0
+    ):
         raise StateDictError(
             f"{name}={keys!r}: neither a module, nor a state dict, nor a list of its keys.\n"
             "Fix: pass the model, or list(model.state_dict())"
