@@ -37,7 +37,10 @@ mount -t tmpfs tmpfs /opt
 mount -t tmpfs tmpfs /run
 mount -t tmpfs -o size={shm} tmpfs /dev/shm
 mkdir -p /opt/phalanx/bin
-printf '#!/bin/sh\\nexec {command} "$@"\\n' > /opt/phalanx/bin/phalanx
+cat > /opt/phalanx/bin/phalanx <<'END'
+#!/bin/sh
+exec {command} "$@"
+END
 chmod +x /opt/phalanx/bin/phalanx"""
 
 
@@ -114,7 +117,7 @@ def test_only_a_failure_drains(tmp_path: Path, name: str, code: int, passes: boo
 def test_the_step_of_a_ci(tmp_path: Path) -> None:
     text = snippet("ci")
     step = "\n".join(line.removeprefix("      ") for line in text.split("run: |\n")[1].splitlines())
-    (tmp_path / "phalanx").write_text(f'#!/bin/sh\nexec {sys.executable} -m phalanx "$@"\n')
+    (tmp_path / "phalanx").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m phalanx "$@"\n')
     (tmp_path / "phalanx").chmod(0o755)
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('broken')\n")

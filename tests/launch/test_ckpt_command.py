@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_variables_stand_for_options(
 
 def test_a_closed_pipe_and_a_narrow_alphabet(folder: Path) -> None:
     torch.save({f"größe.{n}": torch.ones(1) for n in range(3000)}, "many.pt")
-    program = f"{sys.executable} -m phalanx ckpt inspect many.pt | head -1"
+    program = f"{shlex.quote(sys.executable)} -m phalanx ckpt inspect many.pt | head -1"
     done = subprocess.run(
         program, shell=True, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 import time
@@ -214,7 +215,7 @@ def test_a_terminal_without_utf_8(doctor: Doctor, tmp_path: Path) -> None:
 
 def test_a_closed_pipe_is_no_error(doctor: Doctor, tmp_path: Path) -> None:
     path = write(tmp_path, OLD_DRIVER)
-    line = f"{sys.executable} -m phalanx doctor --report {path} | true"
+    line = f"{shlex.quote(sys.executable)} -m phalanx doctor --report {path} | true"
     done = subprocess.run(["bash", "-c", line + "; echo ${PIPESTATUS[0]}"], capture_output=True, check=False)
     assert b"Traceback" not in done.stderr
     assert done.stdout.strip() in (b"141", b"1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -185,7 +186,7 @@ def test_nothing_heavy_is_imported(machine: Callable[..., Machine]) -> None:
 
 def test_a_closed_output_is_no_error(machine: Callable[..., Machine]) -> None:
     described = machine(StandInGpu(uuid=A))
-    words = " ".join([*PHALANX, "gpus"])
+    words = shlex.join([*PHALANX, "gpus"])
     for ending in (">&-", "| true"):
         done = subprocess.run(
             ["sh", "-c", f"{words} {ending}"],

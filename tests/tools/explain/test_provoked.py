@@ -100,7 +100,7 @@ def test_a_small_dev_shm_is_named(tmp_path: Path) -> None:
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare(1), to mount a small /dev/shm of its own")
     (tmp_path / "train.py").write_text(LOADER)
-    words = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {sys.executable} train.py"
+    words = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {shlex.quote(sys.executable)} train.py"
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", words], cwd=tmp_path, capture_output=True, check=False
     )
