@@ -57,9 +57,10 @@ def test_a_value_may_be_a_function_which_is_called_when_a_save_is_due(tmp_path: 
         called.append(run.loader.progress.step)
         return [0.1, 0.2]
 
-    for batch in run.loader:
-        run.step(batch)
-        checkpoints.maybe_save(hidden=hidden, best=1)
+    with checkpoints:
+        for batch in run.loader:
+            run.step(batch)
+            checkpoints.maybe_save(hidden=hidden, best=1)
     assert called == [step for step in range(1, run.loader.progress.step + 1) if step % 2 == 0]
     assert checkpoints.restore().values == {"hidden": [0.1, 0.2], "best": 1}
 

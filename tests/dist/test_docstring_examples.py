@@ -9,9 +9,11 @@ import importlib
 import inspect
 import os
 import re
+import signal
 import socket
 import subprocess
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,7 @@ from torch.optim import Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx.dist as library
+from phalanx.dist.stop_signals import STOP_SIGNALS
 from tests.conftest import ROOT
 
 SOURCES = sorted(
@@ -66,6 +69,15 @@ def test_every_public_name_has_an_example() -> None:
         and ">>>" not in (getattr(library, name).__doc__ or "")
     ]
     assert bare == []
+
+
+@pytest.fixture(autouse=True)
+def _handlers_come_back() -> Iterator[None]:
+    """An example's `maybe_save` takes signals over, as in a script, which it outlives here."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

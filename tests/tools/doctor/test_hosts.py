@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -147,7 +148,7 @@ def test_the_json() -> None:
 def local(host: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
     """A "host" that is this machine, or something that misbehaves."""
     kinds = {
-        "noisy": ["sh", "-c", "echo Welcome to noisy; echo '{\"a\": 1}'; exec " + " ".join(words)],
+        "noisy": ["sh", "-c", "echo Welcome to noisy; echo '{\"a\": 1}'; exec " + shlex.join(words)],
         "dies": ["sh", "-c", "echo 'bash: no such thing' >&2; exit 127"],
         "hangs": ["sleep", "1000"],
         "stops": ["sh", "-c", "read line; exit 3"],
