@@ -21,7 +21,7 @@ from typing import Any
 from conditions import arguments, conditions, in_words, told_as_json
 
 SIZES = (1 << 16, 1 << 20, 1 << 24)
-ITERATIONS, WARMUP = 50, 10
+ITERATIONS, WARMUP = 400, 20
 
 LOOP = f"""
 import json, os, sys, time, torch, torch.distributed as dist
