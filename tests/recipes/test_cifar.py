@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
-import io
-import os
 import pickle
 import subprocess
 import sys
@@ -20,8 +16,8 @@ import torch
 from phalanx.recipes import cifar, cifar_files
 from phalanx.recipes.cifar import CifarSettings
 from phalanx.recipes.runs import read_metrics
-from phalanx.recipes.settings import SettingsError
 from tests.ranks import RankRunner
+from tests.recipes.job import assert_equal_runs, run_job
 
 SMALL = CifarSettings(
     data_dir="data", epochs=2, global_batch_size=16, width=4, lr=0.05, log_every_steps=2, checkpoint_every_steps=2
@@ -47,44 +43,7 @@ def write_cifar(folder: Path, name: str = "cifar10", items: int = 10, protocol: 
 def _train(
     rank: int, world_size: int, folder: str, changes: dict[str, Any], stop_at: int | None = None
 ) -> str:
-    """What the rank prints; with ``stop_at`` it breaks off within that step."""
-    os.chdir(folder)
-    if stop_at is not None:
-        from phalanx.recipes.ledger import Ledger
-
-        note = Ledger.note
-
-        def note_or_stop(self: Ledger, loader: Any) -> None:
-            note(self, loader)
-            if loader.progress.step == stop_at:
-                raise KeyboardInterrupt
-
-        Ledger.note = note_or_stop  # type: ignore[method-assign]
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        try:
-            cifar.train(dataclasses.replace(SMALL, **changes))
-        except KeyboardInterrupt:
-            print("cut short")
-        except SettingsError as error:
-            print(f"refused: {error}")
-    gc.collect()
-    return out.getvalue()
-
-
-def assert_equal_runs(first: Path, second: Path) -> None:
-    """The same weights and the same lines, to the last digit."""
-    from safetensors.torch import load_file
-
-    def weights(folder: Path) -> dict[str, torch.Tensor]:
-        newest = max((folder / "checkpoints").glob("step-*"), key=lambda path: int(path.name.split("-")[1]))
-        return load_file(newest / "model.safetensors")
-
-    ours, theirs = weights(first), weights(second)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
-    assert read_metrics(first / "metrics.jsonl") == read_metrics(second / "metrics.jsonl")
+    return run_job(cifar.train, SMALL, folder, changes, stop_at)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

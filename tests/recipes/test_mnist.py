@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import gc
-import io
 import json
-import os
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,8 +13,8 @@ import torch
 from phalanx.recipes import mnist
 from phalanx.recipes.mnist import MnistSettings, network
 from phalanx.recipes.runs import read_metrics
-from phalanx.recipes.settings import SettingsError
 from tests.ranks import RankRunner
+from tests.recipes.job import assert_equal_runs, run_job
 from tests.recipes.test_datasets import write_images
 
 SHORT = MnistSettings(data="digits", epochs=2, checkpoint_every_steps=6, log_every_steps=5)
@@ -28,44 +23,7 @@ SHORT = MnistSettings(data="digits", epochs=2, checkpoint_every_steps=6, log_eve
 def _train(
     rank: int, world_size: int, folder: str, changes: dict[str, Any], stop_at: int | None = None
 ) -> str:
-    """What the rank prints; with ``stop_at`` it breaks off within that step."""
-    os.chdir(folder)
-    if stop_at is not None:
-        from phalanx.recipes.ledger import Ledger
-
-        note = Ledger.note
-
-        def note_or_stop(self: Ledger, loader: Any) -> None:
-            note(self, loader)
-            if loader.progress.step == stop_at:
-                raise KeyboardInterrupt
-
-        Ledger.note = note_or_stop  # type: ignore[method-assign]
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        try:
-            mnist.train(dataclasses.replace(SHORT, **changes))
-        except KeyboardInterrupt:
-            print("cut short")
-        except SettingsError as error:
-            print(f"refused: {error}")
-    gc.collect()  # loader workers of a broken-off epoch end with their loader, else seconds after their rank
-    return out.getvalue()
-
-
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    newest = max((folder / "checkpoints").glob("step-*"), key=lambda path: int(path.name.split("-")[1]))
-    return load_file(newest / "model.safetensors")
-
-
-def _assert_equal_runs(first: Path, second: Path) -> None:
-    ours, theirs = _weights(first), _weights(second)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
-    assert read_metrics(first / "metrics.jsonl") == read_metrics(second / "metrics.jsonl")
+    return run_job(mnist.train, SHORT, folder, changes, stop_at)
 
 
 def _ledger(folder: Path) -> dict[tuple[int, int], list[int]]:
@@ -92,7 +50,7 @@ def test_a_run_cut_short_within_an_epoch_ends_as_one_that_was_not(
     outputs = run_ranks(_train, str(tmp_path), cut, world_size=world_size)
     assert "going on with the run in cut" in outputs[0]
     assert outputs[1:] == [""] * (world_size - 1)
-    _assert_equal_runs(tmp_path / "whole", tmp_path / "cut")
+    assert_equal_runs(tmp_path / "whole", tmp_path / "cut")
     positions = _ledger(tmp_path / "ledger")
     assert sorted(step for _, step in positions) == list(range(1, 43))
     for epoch in (0, 1):
@@ -165,7 +123,7 @@ def test_virtual_ranks_write_the_same_lines_to_the_last_digit(
     }  # fmt: skip
     for world_size in (2, 4):
         assert (tmp_path / f"run-{world_size}" / "metrics.jsonl").read_text() == text
-        _assert_equal_runs(tmp_path / "run-1", tmp_path / f"run-{world_size}")
+        assert_equal_runs(tmp_path / "run-1", tmp_path / f"run-{world_size}")
 
 
 def test_accumulation_takes_the_same_steps(run_ranks: RankRunner, tmp_path: Path) -> None:

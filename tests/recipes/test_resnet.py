@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
-import io
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +15,8 @@ import torch
 from phalanx.recipes import resnet
 from phalanx.recipes.resnet import ResnetSettings, WarmupThen
 from phalanx.recipes.runs import read_metrics
-from phalanx.recipes.settings import SettingsError
 from tests.ranks import RankRunner
-from tests.recipes.test_cifar import assert_equal_runs
+from tests.recipes.job import assert_equal_runs, run_job
 
 pytest.importorskip("torchvision", reason="the recipe's networks are torchvision's")
 
@@ -48,29 +43,7 @@ def write_folder(folder: Path, items: int = 6) -> None:
 def _train(
     rank: int, world_size: int, folder: str, changes: dict[str, Any], stop_at: int | None = None
 ) -> str:
-    """What the rank prints; with ``stop_at`` it breaks off within that step."""
-    os.chdir(folder)
-    if stop_at is not None:
-        from phalanx.recipes.ledger import Ledger
-
-        note = Ledger.note
-
-        def note_or_stop(self: Ledger, loader: Any) -> None:
-            note(self, loader)
-            if loader.progress.step == stop_at:
-                raise KeyboardInterrupt
-
-        Ledger.note = note_or_stop  # type: ignore[method-assign]
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        try:
-            resnet.train(dataclasses.replace(SMALL, **changes))
-        except KeyboardInterrupt:
-            print("cut short")
-        except SettingsError as error:
-            print(f"refused: {error}")
-    gc.collect()
-    return out.getvalue()
+    return run_job(resnet.train, SMALL, folder, changes, stop_at)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

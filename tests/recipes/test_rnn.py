@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
-import io
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +14,8 @@ import torch
 from phalanx.recipes import rnn
 from phalanx.recipes.rnn import RnnSettings
 from phalanx.recipes.runs import read_metrics
-from phalanx.recipes.settings import SettingsError
 from tests.ranks import RankRunner
+from tests.recipes.job import assert_equal_runs, run_job, weights
 
 AIRLINE = RnnSettings(epochs=3, log_every_steps=2)
 TEXT = RnnSettings(
@@ -44,44 +40,7 @@ def _train(
     changes: dict[str, Any],
     stop_at: int | None = None,
 ) -> str:
-    """What the rank prints; with ``stop_at`` it breaks off within that step."""
-    os.chdir(folder)
-    if stop_at is not None:
-        from phalanx.recipes.ledger import Ledger
-
-        note = Ledger.note
-
-        def note_or_stop(self: Ledger, loader: Any) -> None:
-            note(self, loader)
-            if loader.progress.step == stop_at:
-                raise KeyboardInterrupt
-
-        Ledger.note = note_or_stop  # type: ignore[method-assign]
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        try:
-            rnn.train(dataclasses.replace(settings, **changes))
-        except KeyboardInterrupt:
-            print("cut short")
-        except SettingsError as error:
-            print(f"refused: {error}")
-    gc.collect()
-    return out.getvalue()
-
-
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    newest = max((folder / "checkpoints").glob("step-*"), key=lambda path: int(path.name.split("-")[1]))
-    return load_file(newest / "model.safetensors")
-
-
-def _assert_equal_runs(first: Path, second: Path) -> None:
-    ours, theirs = _weights(first), _weights(second)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
-    assert read_metrics(first / "metrics.jsonl") == read_metrics(second / "metrics.jsonl")
+    return run_job(rnn.train, settings, folder, changes, stop_at)
 
 
 @pytest.mark.slow
@@ -107,7 +66,7 @@ def test_with_virtual_ranks_the_run_is_the_same_on_any_number_of_ranks(
         changes = {"virtual_ranks": 4, "output_dir": f"run-{world_size}", "dropout": 0.2}
         (out, *_) = run_ranks(_train, str(folder), settings, changes, world_size=world_size)
         assert "refused" not in out
-    _assert_equal_runs(folder / "run-1", folder / "run-2")
+    assert_equal_runs(folder / "run-1", folder / "run-2")
 
 
 def test_a_run_cut_short_on_two_ranks_ends_on_one_as_if_it_had_not(
@@ -120,7 +79,7 @@ def test_a_run_cut_short_on_two_ranks_ends_on_one_as_if_it_had_not(
     assert outputs[0].endswith("cut short\n")
     (out,) = run_ranks(_train, str(folder), TEXT, both | {"output_dir": "cut"}, world_size=1)
     assert "going on with the run in cut" in out
-    _assert_equal_runs(folder / "whole", folder / "cut")
+    assert_equal_runs(folder / "whole", folder / "cut")
 
 
 def _train_forgetting(rank: int, world_size: int, folder: str) -> str:
@@ -135,7 +94,7 @@ def test_a_state_that_is_not_handed_on_would_be_seen(run_ranks: RankRunner, fold
     run_ranks(_train, str(folder), TEXT, {"output_dir": "whole"}, world_size=1)
     run_ranks(_train, str(folder), TEXT, {"output_dir": "cut"}, 7, world_size=1)
     run_ranks(_train_forgetting, str(folder), world_size=1)
-    whole, cut = _weights(folder / "whole"), _weights(folder / "cut")
+    whole, cut = weights(folder / "whole"), weights(folder / "cut")
     assert any(not torch.equal(tensor, cut[name]) for name, tensor in whole.items())
 
 
