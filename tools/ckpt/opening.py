@@ -22,6 +22,7 @@ from phalanx.tools.ckpt.zip_reading import FileReader
 from phalanx.tools.usage import UsageMistake, nearest
 
 _MAX_NESTING = 4
+_KINDS_FIX = "a .pt, .pth, .bin, .ckpt or .safetensors file, or the folder that a training run saved"
 
 
 def open_checkpoint(path: str | os.PathLike[str], *, values: bool = False) -> Contents:
@@ -101,7 +102,9 @@ def _open_file(path: Path) -> Contents:
         raise BadCheckpoint(path, "a GGUF file, as llama.cpp reads it: no checkpoint of torch's.")
     if start.lstrip()[:1] == b"<":
         raise BadCheckpoint(path, "a web page: the download brought an error page.", fix="download it again")
-    raise BadCheckpoint(path, f"neither a torch nor a safetensors file (it starts with {start[:8]!r}).")
+    raise BadCheckpoint(
+        path, f"neither a torch nor a safetensors file (it starts with {start[:8]!r}).", fix=_KINDS_FIX
+    )
 
 
 def _described(file: TorchFile) -> Contents:
@@ -150,7 +153,8 @@ def _open_folder(folder: Path, values: bool, depth: int) -> Contents:
         if (folder / inner).is_dir():
             return _open(folder / inner, values, depth + 1)
     listed = ", ".join(shown(name, 60) for name in sorted(names)[:5])
-    raise BadCheckpoint(folder, f"a folder without a checkpoint's files (it holds {listed or 'nothing'}).")
+    problem = f"a folder without a checkpoint's files (it holds {listed or 'nothing'})."
+    raise BadCheckpoint(folder, problem, fix=_KINDS_FIX)
 
 
 def _with_meta(folder: Path, contents: Contents, names: set[str]) -> Contents:

@@ -247,7 +247,7 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
         (b"<!DOCTYPE html><html>", "web page"),
         (b"\x89HDF\r\n\x1a\n", "HDF5"),
         (b"GGUF\x03\0\0\0", "GGUF"),
-        (b"epoch,loss\n1,2\n", "neither a torch nor a safetensors file"),
+        (b"epoch,loss\n1,2\n", r"neither a torch nor a safetensors file .*\nFix: a \.pt,"),
     ],
 )
 def test_files_of_other_kinds(tmp_path: Path, content: bytes, message: str) -> None:
@@ -255,6 +255,12 @@ def test_files_of_other_kinds(tmp_path: Path, content: bytes, message: str) -> N
     path.write_bytes(content)
     with pytest.raises(BadCheckpoint, match=message):
         open_checkpoint(path)
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(BadCheckpoint, match=r"it holds notes\.txt.*\nFix: .* or the folder"):
+        open_checkpoint(tmp_path)
 
 
 def test_what_is_not_there_has_a_near_name(tmp_path: Path) -> None:
