@@ -8,8 +8,10 @@ from functools import lru_cache
 from phalanx.tools.explain import (
     rules_build,
     rules_checkpoints,
+    rules_data,
     rules_environment,
     rules_launch,
+    rules_libraries,
     rules_memory,
     rules_nccl,
     rules_python,
@@ -22,10 +24,12 @@ from phalanx.tools.explain.siblings import SIBLINGS
 RULES: tuple[Rule, ...] = (
     *rules_memory.RULES,
     *rules_training.RULES,
+    *rules_data.RULES,
     *rules_checkpoints.RULES,
     *rules_launch.RULES,
     *rules_nccl.RULES,
     *rules_environment.RULES,
+    *rules_libraries.RULES,
     *rules_build.RULES,
     *rules_python.RULES,
 )
