@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from phalanx.tools.explain.rule import Rule
 
-_DOCTOR = "phalanx doctor"
-
 RULES = (
     Rule(
         id="torch-torchvision-mismatch",
