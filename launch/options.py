@@ -120,6 +120,25 @@ OPTIONS: dict[str, tuple[RunOption, ...]] = {
         ),
     ),
     "Several nodes": (
+        RunOption(
+            name="hosts",
+            metavar="NAMES",
+            help="Start on these hosts by ssh: node1,me@node2 or node[01-04]. Node 0 is the first.",
+        ),
+        RunOption(
+            name="hostfile",
+            metavar="FILE",
+            help="Start on the hosts of a file: `[user@]host [slots=N] [gpus=0,1] [port=N]`, one a line.",
+        ),
+        RunOption(name="ssh-port", metavar="PORT", help="Port of the hosts' ssh servers."),
+        RunOption(
+            name="ssh", metavar="COMMAND", help="How to call ssh, as in 'ssh -J gateway'.  [default: ssh]"
+        ),
+        RunOption(
+            name="local-nodes",
+            metavar="N",
+            help="Play N nodes on this machine, each with its own agent and ranks.",
+        ),
         RunOption(name="nnodes", metavar="N|MIN:MAX", torchrun=True, help="Number of nodes.  [default: 1]"),
         RunOption(name="node-rank", metavar="N", torchrun=True, help="Number of this node, from 0."),
         RunOption(

@@ -194,6 +194,7 @@ class Output:
         show: Which ranks are shown: ``auto`` is rank 0 on a terminal and all otherwise.
         shown_only: Of the shown local ranks, only these; None means all of them.
         warn: Called with a line for the user, once, when a log cannot be written.
+        node: This node's number where a driver shows several: it comes before the rank.
     """
 
     def __init__(
@@ -204,7 +205,9 @@ class Output:
         show: Show,
         shown_only: Sequence[int] | None,
         warn: Callable[[str], None],
+        node: int | None = None,
     ) -> None:
+        self._node = node
         self._log_dir = log_dir
         self._show = show
         self._shown_only = shown_only
@@ -238,8 +241,8 @@ class Output:
     def open_rank(self, attempt: int, local_rank: int, rank: int, world_size: int) -> list[int]:
         """Make the streams of a rank; returns stdin, stdout and stderr, for the caller to close."""
         log = self._logs[local_rank] = self._open_log(attempt, rank)
-        mode = self._mode(local_rank, world_size)
-        prefix = f"[rank {rank}] ".encode()
+        mode = self._mode(local_rank, world_size) if self._node is None else self._mode_of(local_rank, rank)
+        prefix = (f"[rank {rank}] " if self._node is None else f"[n{self._node} rank {rank}] ").encode()
         stdin = _stdin() if local_rank == 0 and rank == 0 else os.open(os.devnull, os.O_RDONLY)
         ends = [stdin]
         terminal: int | None = None
@@ -267,6 +270,14 @@ class Output:
             return "hidden"
         if world_size == 1 or show == "rank0" or (self._on_terminal and local_rank == 0):
             return "raw"
+        return "lines"
+
+    def _mode_of(self, local_rank: int, rank: int) -> Mode:
+        """On one of several nodes: rank 0 of the job alone, as it is, or every rank in whole lines."""
+        if self._shown_only is not None and local_rank not in self._shown_only:
+            return "hidden"
+        if self._show == "rank0":
+            return "raw" if rank == 0 else "hidden"
         return "lines"
 
     def _open_log(self, attempt: int, rank: int) -> _Log:

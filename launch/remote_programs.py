@@ -61,11 +61,13 @@ class BySsh:
         hosts: With users and ports, by name.
         environ: Of the ssh client.
         port: Of the ssh servers, where a host names none; None leaves it to ssh's configuration.
+        ssh: How ssh is called.
     """
 
     hosts: Mapping[str, Host]
     environ: Mapping[str, str]
     port: int | None = None
+    ssh: Sequence[str] = ("ssh",)
 
     def __call__(self, host: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
         known = self.hosts.get(host, Host(name=host))
@@ -74,7 +76,7 @@ class BySsh:
         options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}"]
         options += ["-p", str(port)] if port else []
         options += ["-l", known.user] if known.user else []
-        return _start(["ssh", *options, "--", host, in_this_folder(words, self.environ)], self.environ)
+        return _start([*self.ssh, *options, "--", host, in_this_folder(words, self.environ)], self.environ)
 
 
 def in_this_folder(words: Sequence[str], environ: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +27,7 @@ from phalanx.launch.worker import EXIT_SAVED, SignalState, WorkerPlan
 
 if TYPE_CHECKING:
     from phalanx.launch.agent import Agent
+    from phalanx.launch.driver_line import DriverLine
 
 EXIT_FAILED, EXIT_USAGE, EXIT_OURS, EXIT_OUTPUT_CLOSED = 1, 2, 3, 141
 
@@ -60,7 +61,7 @@ def _exit_code_of(signum: int) -> int:
     return 130 if signum == signal.SIGINT else 143
 
 
-def run(spec: RunSpec) -> int | WorkerMain:
+def run(spec: RunSpec, line: DriverLine | None = None) -> int | WorkerMain:
     """Run a job's ranks on this node and return the command's exit code.
 
     The calling process must be the command itself: single-threaded, its main thread. Everything that
@@ -76,7 +77,7 @@ def run(spec: RunSpec) -> int | WorkerMain:
     """
     launcher = os.getpid()
     try:
-        return _Run(spec).go()
+        return _Run(spec, line).go()
     except KeyboardInterrupt:
         if os.getpid() != launcher:
             raise
@@ -85,17 +86,17 @@ def run(spec: RunSpec) -> int | WorkerMain:
     except Exception as error:
         if os.getpid() != launcher:
             raise
-        return _say_own_fault(error)
+        return _say_own_fault(error, _say if line is None else line.note)
 
 
-def _say_own_fault(error: Exception) -> int:
+def _say_own_fault(error: Exception, say: Callable[[str], None]) -> int:
     if os.environ.get("PHALANX_DEBUG") == "1":
         traceback.print_exc()
     is_expected = type(error).__name__ == "LauncherError"
     what = str(error) if is_expected else f"internal error: {type(error).__name__}: {error}"
-    _say(f"phalanx run: {what}")
+    say(f"phalanx run: {what}")
     if not is_expected and os.environ.get("PHALANX_DEBUG") != "1":
-        _say("Fix: run it again with PHALANX_DEBUG=1 for the traceback, and report it.")
+        say("Fix: run it again with PHALANX_DEBUG=1 for the traceback, and report it.")
     return EXIT_OURS
 
 
@@ -124,7 +125,7 @@ _REFUSED_ARGUMENTS = (
 )
 
 
-def _refused_arguments(failures: Sequence[Failure]) -> bool:
+def refused_arguments(failures: Sequence[Failure]) -> bool:
     """Whether the script itself would not take its arguments, on every rank that got to say so.
 
     A rank that said so and was then ended because of another one has that signal as its end.
@@ -138,8 +139,9 @@ def _refused_arguments(failures: Sequence[Failure]) -> bool:
 class _Run:
     """The steps of one run, and what has to be undone whatever happens."""
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, line: DriverLine | None = None) -> None:
         self._spec = spec
+        self._line = line
         self._started = time.time()
         self._log_dir: Path | None = None
 
@@ -197,6 +199,8 @@ class _Run:
         def in_guardian() -> None:
             interrupts.abandon()
             reports.close()
+            if self._line is not None:
+                self._line.close()
 
         flush_standard_streams()
         processes.become_subreaper()
@@ -235,6 +239,7 @@ class _Run:
             show=spec.show,
             shown_only=spec.local_ranks_filter,
             warn=_say,
+            node=None if self._line is None else self._line.node,
         )
         witness = Witness()
         supervisor = Supervisor(spec, guardian, output, interrupts, reports, witness)
@@ -276,6 +281,8 @@ class _Run:
 
     def _judge(self, agent: Agent, ended_by: int | None, all_saved: bool, output: Output) -> int:
         """The exit code, with what the user is told about it."""
+        if self._line is not None:
+            return self._judge_for_driver(agent, ended_by, all_saved, self._line)
         if agent.outcome == "finished":
             return 0
         if agent.outcome == "saved" or all_saved:
@@ -290,7 +297,7 @@ class _Run:
         if not failures:
             raise RuntimeError("the ranks ended without a result")
         failure_file: Path | None = None
-        refused = _refused_arguments(failures)
+        refused = refused_arguments(failures)
         diagnoses, explanation = ([], "") if refused else explain_run(failures, self._log_dir)
         if self._log_dir is not None:
             failure_file = self._log_dir / "failure.json"
@@ -308,6 +315,17 @@ class _Run:
         output.say(format_report(failures, attempts=self._spec.max_restarts + 1, failure_file=failure_file))
         if explanation:
             output.say(explanation)
+        return EXIT_FAILED
+
+    def _judge_for_driver(self, agent: Agent, ended_by: int | None, all_saved: bool, line: DriverLine) -> int:
+        """This node's exit code; the driver, which hears of all nodes, says what it comes to."""
+        if agent.outcome == "finished":
+            return 0
+        if agent.outcome == "saved" or all_saved:
+            return EXIT_SAVED
+        if ended_by is not None and agent.outcome != "failed":
+            return _exit_code_of(ended_by)
+        line.failures(agent.failures)
         return EXIT_FAILED
 
     def _finish(self, code: int) -> None:

@@ -81,7 +81,10 @@ def _run(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **_: 
     if what.name.startswith(f"{RECIPES}.") and {"--help", "-h"} & set(args):
         # A help text needs no ranks, and one copy is enough.
         return partial(os.execv, sys.executable, [sys.executable, "-m", what.name, *args])
-    spec, placement = build_spec(what, args, given, command_line=("phalanx", "run", *typed))
+    command_line = ("phalanx", "run", *typed)
+    if {"hosts", "hostfile", "local_nodes"} & set(given):
+        return _run_nodes(what, target or "", args, given, command_line)
+    spec, placement = build_spec(what, args, given, command_line=command_line)
     if "dry_run" in given:
         click.echo(description(spec, placement))
         return 0
@@ -96,6 +99,25 @@ def _run(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **_: 
     from phalanx.launch.run import run  # torch is imported in there, once the variables it reads are set
 
     return run(spec)
+
+
+def _run_nodes(
+    what: Target, typed: str, args: Sequence[str], given: Values, command_line: Sequence[str]
+) -> int:
+    """On several nodes, from here."""
+    from phalanx.launch.driver import drive
+    from phalanx.launch.several_nodes import description as nodes_description
+    from phalanx.launch.several_nodes import nodes_chosen, nodes_job
+
+    chosen = nodes_chosen(given)
+    assert chosen is not None
+    folder = log_folder(checked.text(given, "log_dir"), what.display)
+    job = nodes_job(chosen, what, typed, args, given, log_dir=folder, command_line=command_line)
+    if "dry_run" in given:
+        click.echo(nodes_description(job, chosen))
+        return 0
+    job = replace(job, log_dir=_make_folder(folder, given.get("log_dir")))
+    return drive(job, chosen.hosts, chosen.start)
 
 
 run_command = RunCommand(

@@ -12,7 +12,7 @@ import pytest
 
 from phalanx.launch import evidence, failures
 from phalanx.launch.failures import RankEnd, by_cause, format_report, make_failure
-from phalanx.launch.run import _refused_arguments
+from phalanx.launch.run import refused_arguments
 from tests.launch.launching import Launcher, wait_until
 
 # --------------------------------------------------------------------------- the rules
@@ -441,4 +441,4 @@ def test_only_a_script_that_says_so_has_refused_its_arguments(
         )
         for rank, (code, exception) in enumerate(ends)
     ]  # fmt: skip
-    assert _refused_arguments(found) is refused
+    assert refused_arguments(found) is refused
