@@ -106,7 +106,7 @@ def _failed(job: NodesJob, nodes: Sequence[DriverNode], failures: list[Failure])
         write_json(path, failure_json(failures, diagnoses))
     except OSError:
         path = None
-    spec = next((node.ready["spec"] for node in nodes if node.ready), {})
+    spec: dict[str, Any] = next((node.ready["spec"] for node in nodes if node.ready), {})
     report = format_report(failures, attempts=spec.get("max_restarts", 0) + 1, failure_file=path)
     return Verdict(1, (report, explanation) if explanation else (report,))
 
@@ -126,7 +126,7 @@ def run_json(job: NodesJob, nodes: Sequence[DriverNode], started: float, code: i
     import os
     import socket
 
-    first = next((node.ready["spec"] for node in nodes if node.ready), {})
+    first: dict[str, Any] = next((node.ready["spec"] for node in nodes if node.ready), {})
     return {
         "schema": 1,
         "spec": {**first, "log_dir": str(job.log_dir), "command_line": list(job.command_line)},

@@ -58,11 +58,12 @@ class Node:
     lab: Lab
     hosts: Path = field(default_factory=Path)  # its /etc/hosts, which a test may write to
 
-    def words(self, *words: str | Path) -> list[str]:
-        """A command line that runs ``words`` on this node."""
+    def words(self, *words: str | Path, cwd: Path | None = None) -> list[str]:
+        """A command line that runs ``words`` on this node, in ``cwd``: to enter a mount namespace leads to /."""
         enter = ["nsenter", f"--target={self.pid}", "--net", "--mount", "--uts", "--pid", "--"]
         # nsenter forks: when it is killed, what it started has to end as well.
-        return [*enter, "setpriv", "--pdeathsig", "KILL", *map(str, words)]
+        place = ["env", f"--chdir={cwd}"] if cwd is not None else []
+        return [*enter, *place, "setpriv", "--pdeathsig", "KILL", *map(str, words)]
 
     def run(
         self,
@@ -73,9 +74,8 @@ class Node:
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on this node to its end; ``ssh NAME`` works there."""
         done = subprocess.run(
-            self.words(*words),
+            self.words(*words, cwd=cwd),
             env=self.lab.environ | dict(environ or {}),
-            cwd=cwd,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
