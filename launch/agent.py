@@ -30,6 +30,7 @@ from torch.distributed.elastic.events.api import Event, EventSource
 
 from phalanx.dist.rank_signs import RankSign, RankSigns
 from phalanx.launch import failures
+from phalanx.launch.board import Board
 from phalanx.launch.evidence import Witness
 from phalanx.launch.failures import Failure, RankEnd
 from phalanx.launch.guardian import GuardianHandle
@@ -93,6 +94,8 @@ class Supervisor:
         self._kill_at: float | None = None
         self._signs = RankSigns()
         self._unheard: set[tuple[int, int]] = set()
+        self.board = Board()
+        self._has_news = False
 
     # ----------------------------------------------------------------- an attempt
 
@@ -110,7 +113,7 @@ class Supervisor:
             for fd in streams:
                 os.close(fd)
         while len(self._pids) < len(ranks):
-            self._turn(1.0)
+            self.turn(1.0)
         self._signs.show(self._sign(pid, self._ranks[local_rank]) for pid, local_rank in self._pids.items())
         return {local_rank: pid for pid, local_rank in self._pids.items()}
 
@@ -130,16 +133,17 @@ class Supervisor:
         return folder / f"rank-{rank.rank}.error.json" if folder else None
 
     def wait(self, timeout_s: float) -> Outcome | None:
-        """Serve the ranks until the attempt has ended, or ``timeout_s`` is over (None)."""
+        """Serve the ranks until the attempt has ended; None when ``timeout_s`` is over or the board has news."""
         deadline = time.monotonic() + timeout_s
         while True:
             outcome, look_again_at = self._judge()
             if outcome is not None:
                 return outcome
             now = time.monotonic()
-            if now >= deadline:
+            if now >= deadline or self._has_news:
+                self._has_news = False
                 return None
-            self._turn(min(deadline, look_again_at) - now)
+            self.turn(min(deadline, look_again_at) - now)
 
     def _judge(self) -> tuple[Outcome | None, float]:
         """The outcome if there is one by now, else when to look again at the latest."""
@@ -199,13 +203,13 @@ class Supervisor:
         while not self._stopped:
             if time.monotonic() > deadline:
                 raise LauncherError("the guardian process did not answer a request to end all ranks.")
-            self._turn(1.0)
+            self.turn(1.0)
 
     def _read_to_the_end(self) -> None:
         """Read every stream until it closes; one that a stranger holds open, until it is silent."""
         signals, quiet_since = self._interrupts.count, time.monotonic()
         while self._output.is_open and self._interrupts.count <= signals:
-            if self._turn(0.05) or not self._output.is_shown:
+            if self.turn(0.05) or not self._output.is_shown:
                 quiet_since = time.monotonic()
             elif time.monotonic() - quiet_since > _STREAM_PATIENCE_S:
                 return
@@ -214,18 +218,18 @@ class Supervisor:
         """Pass on what is still held back; a second signal gives up on a reader that does not read."""
         signals = self._interrupts.count
         while not self._output.is_shown and self._interrupts.count <= signals:
-            self._turn(0.1)
+            self.turn(0.1)
 
     # ----------------------------------------------------------------- the event loop
 
-    def _turn(self, timeout_s: float) -> bool:
+    def turn(self, timeout_s: float) -> bool:
         """One turn of the event loop; returns whether a rank's stream or our own output moved."""
         poll = select.poll()
         interests = self._output.interests()
         for fd, events in interests.items():
             poll.register(fd, events)
-        for fd in (self._guardian.fileno(), self._report_socket.fileno(), self._interrupts.fileno()):
-            poll.register(fd, select.POLLIN)
+        for source in (self._guardian, self._report_socket, self._interrupts, self.board):
+            poll.register(source.fileno(), select.POLLIN)
         # Rounded up: a time-out that is a little short would make the loop spin.
         milliseconds = None if timeout_s == float("inf") else max(0, int(timeout_s * 1000) + 1)
         moved = False
@@ -238,11 +242,14 @@ class Supervisor:
                     self._on_signal(signum)
             elif fd == self._report_socket.fileno():
                 self._read_reports()
+            elif fd == self.board.fileno():
+                self.board.take_news()
+                self._has_news = True
             else:
                 for event in self._guardian.events():
                     self._on_event(event)
         if self._output.closed_by_reader and self.ended_by is None:
-            self._end(signal.SIGPIPE, signal.SIGTERM)
+            self.end(signal.SIGPIPE, signal.SIGTERM)
         return moved
 
     def _read_reports(self) -> None:
@@ -314,11 +321,11 @@ class Supervisor:
             os.kill(os.getpid(), signal.SIGSTOP)
             self._guardian.signal(signal.SIGCONT)
         elif self.ended_by is None:
-            self._end(signum, signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
+            self.end(signum, signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
         elif signum == signal.SIGINT and self._interrupts.is_deliberate:
             self._kill_at = time.monotonic()
 
-    def _end(self, reason: int, passed_on: int) -> None:
+    def end(self, reason: int, passed_on: int = signal.SIGTERM) -> None:
         """Ask all ranks to end; they have ``grace_s`` seconds."""
         self.ended_by = reason
         self._kill_at = time.monotonic() + self._spec.grace_s
@@ -372,8 +379,8 @@ class Supervisor:
 class Agent(SimpleElasticAgent):
     """torch's elastic agent whose workers are the guardian's ranks.
 
-    The loop is its own: it wakes up on events in place of sleeping between looks, knows ranks that
-    saved and left, and takes no part in a barrier when it is the only node.
+    The loop is its own: it wakes up on events in place of sleeping between looks, and knows ranks that
+    saved and left.
     """
 
     def __init__(
@@ -385,27 +392,23 @@ class Agent(SimpleElasticAgent):
         self._interrupts = interrupts
         self._output = supervisor._output
         self.outcome: Outcome | None = None
-        self.failures: list[Failure] = []
+        self.failures: list[Failure] = []  # those of the last attempt, on all nodes
+        self.is_reporter = True  # whether this node tells the whole story of a failure
+        self.attempts = spec.max_restarts + 1  # how many there were, when the run has failed
 
     def _invoke_run(self, role: str = "default") -> RunResult:
         group = self._worker_group
         self._initialize_workers(group)
-        several_nodes = self._spec.nnodes_max > 1
-        interval_s = self._spec.monitor_interval_s if several_nodes else float("inf")
         while True:
-            result = self._monitor_workers(group, interval_s)
+            result = self._monitor_workers(group, float("inf"))
             group.state = result.state
             if result.state == WorkerState.HEALTHY:
-                if several_nodes and group.spec.rdzv_handler.num_nodes_waiting() > 0:
-                    self._restart_workers(group)
-            elif result.state == WorkerState.FAILED and self._may_restart():
-                self._say_restart()
-                self._remaining_restarts -= 1
-                self._restart_workers(group)
-            else:
-                if result.state == WorkerState.SUCCEEDED and several_nodes:
-                    self._interrupts.call(self._exit_barrier)
+                continue
+            if result.state != WorkerState.FAILED or not self._may_restart():
                 return result
+            self._say_restart()
+            self._remaining_restarts -= 1
+            self._restart_workers(group)
 
     def _may_restart(self) -> bool:
         return self._remaining_restarts > 0 and self._supervisor.ended_by is None

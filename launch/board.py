@@ -313,7 +313,8 @@ class Board:
             self._on_post(peer, message)
         elif op in ("gone", "bye"):
             node = message["node"] if op == "gone" else peer.node
-            self._set_gone(node, message.get("how", "left"))
+            assert node is not None  # `_on_message` lets nobody speak before a hello
+            self._set_gone(int(node), message.get("how", "left"))
 
     def _on_hello(self, peer: _Peer, message: dict[str, Any]) -> None:
         peer.node = int(message["node"])
@@ -335,7 +336,7 @@ class Board:
                     self._heard[int(node)] = now - silent_s
 
     def _on_post(self, peer: _Peer, message: dict[str, Any]) -> None:
-        node = peer.node if self.node == 0 else message["node"]
+        node = int(message["node"]) if self.node or peer.node is None else peer.node
         with self._lock:
             self._posts.setdefault(message["kind"], {})[node] = message["value"]
         if self.node == 0:

@@ -7,6 +7,7 @@ of ours becomes one line.
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -54,7 +55,8 @@ def _explain(failures: Sequence[Failure], log_dir: Path | None) -> Explanation:
 def _sources(failures: Sequence[Failure], log_dir: Path | None, deadline: float) -> Iterator[Source]:
     from phalanx.tools.explain import Source
 
-    logs = {failure.rank: Path(failure.log) for failure in failures if failure.log}
+    own = socket.gethostname()
+    logs = {f.rank: Path(f.log) for f in failures if f.log and f.host in ("", own)}
     if log_dir is not None:
         for path in sorted(log_dir.glob("rank-*.log")):
             number = path.stem.rpartition("-")[2]

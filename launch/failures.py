@@ -88,6 +88,8 @@ class Failure:
     log: str | None = None
     last_lines: str = ""
     max_rss_bytes: int = 0
+    host: str = ""  # "" in a job on one node
+    uncertainty_s: float = 0.0  # of `time` and `order_ns`, against node 0's clock
 
     def to_json(self) -> dict[str, Any]:
         names = (
@@ -102,7 +104,19 @@ class Failure:
             "time",
             "log",
         )
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in names}
+        return found | {"host": self.host} if self.host else found
+
+    @property
+    def is_lost_node(self) -> bool:
+        """Whether it stands for a whole node that went without a word."""
+        return self.exit_code is None and self.signal is None and self.exception is None
+
+    @property
+    def place(self) -> str:
+        """``rank 3 (local rank 1, node 1, n2)``; without the host in a job on one node."""
+        host = f", {self.host}" if self.host else ""
+        return f"rank {self.rank} (local rank {self.local_rank}, node {self.node}{host})"
 
     @property
     def headline(self) -> str:
@@ -240,21 +254,37 @@ def make_failure(
 
 
 def by_cause(failures: Sequence[Failure]) -> list[Failure]:
-    """Failures with the first cause in front: kind before time."""
-    return sorted(failures, key=lambda f: (f.is_consequence, f.order_ns))
+    """Failures with the first cause in front: kind before time.
+
+    On several nodes, two failures whose order the clocks cannot tell are ordered by what is known of them: a bare
+    exit code comes after an exception or a signal.
+    """
+    ordered = sorted(failures, key=lambda f: (f.is_consequence, f.order_ns))
+    if not ordered:
+        return []
+    first = min(
+        (failure for failure in ordered if _may_be_as_early(failure, ordered[0])),
+        key=lambda f: (f.exception is None and f.signal is None, f.order_ns),
+    )
+    return [first, *(failure for failure in ordered if failure is not first)]
+
+
+def _may_be_as_early(failure: Failure, first: Failure) -> bool:
+    if failure.node == first.node or failure.is_consequence != first.is_consequence:
+        return failure is first
+    return (failure.order_ns - first.order_ns) / 1e9 <= failure.uncertainty_s + first.uncertainty_s
 
 
 def format_report(failures: Sequence[Failure], *, attempts: int, failure_file: Path | None) -> str:
     """The text that ends a failed run; ``failures`` as `by_cause` sorts them."""
     first, others = failures[0], failures[1:]
-    where = f"rank {first.rank} (local rank {first.local_rank}, node {first.node})"
-    lines = ["", f"First failure: {where}: {first.headline}"]
+    lines = ["", f"First failure: {first.place}: {first.headline}"]
     detail = first.traceback or "\n".join(first.message.strip().split("\n")[1:])
     lines += [f"  {line}" for line in detail.rstrip("\n").split("\n") if detail]
     if first.last_lines:
         lines.append("  Its last lines:")
         lines += [f"  | {line}" for line in first.last_lines.split("\n")]
-    elif not first.traceback:
+    elif not first.traceback and not first.is_lost_node:
         lines.append("  It printed nothing.")
     if first.exception and first.exit_code not in (1, None):
         lines.append(f"  It left with exit code {first.exit_code}.")
@@ -272,7 +302,7 @@ def format_report(failures: Sequence[Failure], *, attempts: int, failure_file: P
     if attempts > 1:
         lines.append(f"This was attempt {attempts} of {attempts}.")
     if first.log:
-        lines.append(f"Log: {first.log}")
+        lines.append(f"Log: {first.log}" + (f" (on {first.host})" if first.host else ""))
     if failure_file:
         lines.append(f"Details: {failure_file}")
     return "\n".join(lines)

@@ -8,10 +8,15 @@ handler brings the nodes together and the new store's address is passed through 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
 import socket
+import threading
+from collections.abc import Mapping
 from datetime import timedelta
+from importlib import metadata
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -23,9 +28,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from phalanx.launch.board import Board, BoardError, listen
+from phalanx.launch.node_failures import different_versions
 from phalanx.launch.spec import RunSpec
 
+#: How long the nodes that have met may take to reach node 0's board.
+_BOARD_LIMIT_S = 30.0
 _STORE_TIMEOUT_S = 300
+_LEAVE_LIMIT_S = 2.0
 
 
 def _make_server(address: str, port: int) -> TCPStore:
@@ -86,7 +96,11 @@ class LocalRendezvous(RendezvousHandler):
 class FreshStoreRendezvous(RendezvousHandler):
     """Several nodes: another handler's rendezvous, with a new store for the ranks each time."""
 
-    def __init__(self, inner: RendezvousHandler, local_address: str) -> None:
+    def __init__(
+        self, inner: RendezvousHandler, local_address: str, about: Mapping[str, Any] | None = None
+    ) -> None:
+        self.board = Board()
+        self._about = dict(about or {})
         self._inner = inner
         self._local_address = local_address
         self._round = 0
@@ -107,11 +121,33 @@ class FreshStoreRendezvous(RendezvousHandler):
         self._round += 1
         number = self._round if self._inner.get_backend() == "static" else 0
         key = f"phalanx/rank-store/{number}"
+        listener = None
         if info.rank == 0:
-            self._server = _make_server(self._local_address, 0)
-            info.store.set(key, f"{self._local_address} {self._server.port}")
-        address, port = info.store.get(key).decode().split()
+            self._server, listener = _make_server(self._local_address, 0), listen()
+            board_port, token = listener.getsockname()[1], secrets.token_hex(8)
+            info.store.set(key, f"{self._local_address} {self._server.port} {board_port} {token}")
+        address, port, board_port, token = info.store.get(key).decode().split()
+        self.board = Board(info.rank, info.world_size, about=self._about, token=token)
+        if listener is not None:
+            self.board.serve(listener)
+        else:
+            self.board.connect(address, int(board_port))
+        self._check_all_there()
         return RendezvousInfo(info.store, info.rank, info.world_size, RendezvousStoreInfo(address, int(port)))
+
+    def _check_all_there(self) -> None:
+        missing = self.board.wait_for_all(_BOARD_LIMIT_S)
+        about = self.board.about()
+        if missing:
+            names = ", ".join(f"node {node}" for node in missing)
+            raise BoardError(
+                f"{names} came to the rendezvous, but did not reach node 0 ({about.get(0, {}).get('host', '?')}) "
+                f"within {_BOARD_LIMIT_S:.0f} s after it.\n"
+                f"Fix: see what {names} printed; the nodes of a job have to reach each other on all ports."
+            )
+        problem = different_versions(about)
+        if problem is not None:
+            raise BoardError(problem)
 
     def is_closed(self) -> bool:
         return self._inner.is_closed()
@@ -154,8 +190,10 @@ def make_rendezvous(spec: RunSpec) -> RendezvousHandler:
     conf: dict[str, Any] = dict(spec.rdzv_conf)
     if spec.rdzv_backend == "static":
         conf["rank"] = spec.node_rank
-    elif spec.rdzv_backend == "c10d" and spec.node_rank is not None:
-        conf.setdefault("is_host", spec.node_rank == 0)
+    elif spec.rdzv_backend == "c10d":
+        _set_patience(conf, spec)
+        if spec.node_rank is not None:
+            conf.setdefault("is_host", spec.node_rank == 0)
     local_address = spec.local_addr or reachable_address(endpoint)
     parameters = RendezvousParameters(
         backend=spec.rdzv_backend,
@@ -166,7 +204,49 @@ def make_rendezvous(spec: RunSpec) -> RendezvousHandler:
         local_addr=local_address,
         **conf,
     )
-    return FreshStoreRendezvous(get_rendezvous_handler(parameters), local_address)
+    return FreshStoreRendezvous(get_rendezvous_handler(parameters), local_address, _about_this_node(spec))
+
+
+def _set_patience(conf: dict[str, Any], spec: RunSpec) -> None:
+    """How long the dynamic rendezvous waits for more nodes than it needs, and for signs of life.
+
+    torch's 30 s of last call are waited out by every start and restart of an elastic job that is not full.
+    """
+    conf.setdefault("last_call_timeout", 3)
+    if spec.nnodes_min == spec.nnodes_max and spec.max_restarts == 0:
+        # It compares the nodes' wall clocks: with clocks 15 s apart each would take the others for dead.
+        conf.setdefault("keep_alive_interval", 5)
+        conf.setdefault("keep_alive_max_attempt", 24 * 60 * 12)
+
+
+def _about_this_node(spec: RunSpec) -> dict[str, Any]:
+    def version(package: str) -> str:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return "?"
+
+    return {
+        "host": socket.gethostname(),
+        "ranks": spec.nproc_per_node,
+        "torch": version("torch"),
+        "phalanx": version("phalanx"),
+    }
+
+
+def shut_down(handler: RendezvousHandler) -> None:
+    """Take leave of the rendezvous; where its host is gone or out of reach, without waiting for it."""
+    if isinstance(handler, LocalRendezvous):
+        handler.shutdown()
+        return
+
+    def leave() -> None:
+        with contextlib.suppress(Exception):
+            handler.shutdown()
+
+    thread = threading.Thread(target=leave, name="phalanx-leave", daemon=True)
+    thread.start()
+    thread.join(_LEAVE_LIMIT_S)
 
 
 def quiet_torch() -> None:

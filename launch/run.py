@@ -92,7 +92,7 @@ def run(spec: RunSpec, line: DriverLine | None = None) -> int | WorkerMain:
 def _say_own_fault(error: Exception, say: Callable[[str], None]) -> int:
     if os.environ.get("PHALANX_DEBUG") == "1":
         traceback.print_exc()
-    is_expected = type(error).__name__ == "LauncherError"
+    is_expected = type(error).__name__ in ("LauncherError", "BoardError")
     what = str(error) if is_expected else f"internal error: {type(error).__name__}: {error}"
     say(f"phalanx run: {what}")
     if not is_expected and os.environ.get("PHALANX_DEBUG") != "1":
@@ -229,7 +229,8 @@ class _Run:
 
             from phalanx.launch.agent import Agent, LauncherError, Supervisor
             from phalanx.launch.evidence import Witness
-            from phalanx.launch.rendezvous import make_rendezvous, quiet_torch
+            from phalanx.launch.node_group import NodeGroupAgent
+            from phalanx.launch.rendezvous import make_rendezvous, quiet_torch, shut_down
 
         spec = self._spec
         quiet_torch()
@@ -258,7 +259,8 @@ class _Run:
                 max_restarts=spec.max_restarts,
                 monitor_interval=spec.monitor_interval_s,
             )
-            agent = Agent(worker_spec, spec, supervisor, interrupts)
+            make_agent = NodeGroupAgent if spec.nnodes_max > 1 else Agent
+            agent = make_agent(worker_spec, spec, supervisor, interrupts)
             agent.run()
         except Interrupted as interrupted:
             output.say(f"phalanx run: ended by {interrupted} while waiting for other nodes.")
@@ -274,7 +276,7 @@ class _Run:
             witness.close()
             output.drain(1.0 if sys.exc_info()[0] else 0.0)
         if supervisor.ended_by is None:
-            handler.shutdown()
+            shut_down(handler)
         code = self._judge(agent, supervisor.ended_by, supervisor.all_saved, output)
         supervisor.show_all()
         return code
@@ -296,6 +298,8 @@ class _Run:
         failures = agent.failures
         if not failures:
             raise RuntimeError("the ranks ended without a result")
+        if not agent.is_reporter:
+            return self._judge_beside_reporter(failures, output)
         failure_file: Path | None = None
         refused = refused_arguments(failures)
         diagnoses, explanation = ([], "") if refused else explain_run(failures, self._log_dir)
@@ -312,10 +316,16 @@ class _Run:
                 f"its message is above). Logs: {self._log_dir}"
             )
             return EXIT_USAGE
-        output.say(format_report(failures, attempts=self._spec.max_restarts + 1, failure_file=failure_file))
+        output.say(format_report(failures, attempts=agent.attempts, failure_file=failure_file))
         if explanation:
             output.say(explanation)
         return EXIT_FAILED
+
+    def _judge_beside_reporter(self, failures: Sequence[Failure], output: Output) -> int:
+        """The same exit code as the node that prints the report, and one line."""
+        first = failures[0]
+        output.say(f"phalanx run: first failure: {first.place}: {first.headline}; the report is on node 0.")
+        return EXIT_USAGE if refused_arguments(failures) else EXIT_FAILED
 
     def _judge_for_driver(self, agent: Agent, ended_by: int | None, all_saved: bool, line: DriverLine) -> int:
         """This node's exit code; the driver, which hears of all nodes, says what it comes to."""
