@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,9 +115,8 @@ class Failure:
 
     @property
     def place(self) -> str:
-        """``rank 3 (local rank 1, node 1, n2)``; without the host in a job on one node."""
-        host = f", {self.host}" if self.host else ""
-        return f"rank {self.rank} (local rank {self.local_rank}, node {self.node}{host})"
+        """``rank 3 (local rank 1, node 1)``."""
+        return f"rank {self.rank} (local rank {self.local_rank}, node {self.node})"
 
     @property
     def headline(self) -> str:
@@ -302,7 +302,10 @@ def format_report(failures: Sequence[Failure], *, attempts: int, failure_file: P
     if attempts > 1:
         lines.append(f"This was attempt {attempts} of {attempts}.")
     if first.log:
-        lines.append(f"Log: {first.log}" + (f" (on {first.host})" if first.host else ""))
+        where = (
+            f" (node {first.node} is {first.host})" if first.host not in ("", socket.gethostname()) else ""
+        )
+        lines.append(f"Log: {first.log}{where}")
     if failure_file:
         lines.append(f"Details: {failure_file}")
     return "\n".join(lines)

@@ -19,6 +19,7 @@ class LostNode:
     ranks: tuple[int, ...]
     silent_s: float | None  # None: its connection was closed
     since_ns: int  # node 0's monotonic clock: when it was last heard
+    said: str = ""  # why its agent could not go on, if it got to say so
 
 
 def on_node_zero(failure: Failure, clock: Clock, host: str) -> Failure:
@@ -49,8 +50,10 @@ def from_json(content: Mapping[str, Any]) -> Failure:
 def lost(node: LostNode, now: float) -> Failure:
     """A lost node as a failure of its first rank; ``now`` is the wall clock's time."""
     ranks = f"rank{'s' * (len(node.ranks) > 1)} {', '.join(map(str, node.ranks))}"
-    if node.silent_s is None:
-        what = "lost its agent (killed, or the machine went down: its connection closed without a word)"
+    if node.said:
+        what = f"cannot go on: {node.said.rstrip('.')}"
+    elif node.silent_s is None:
+        what = "lost its agent (killed, or its machine went down: the connection closed without a word)"
     else:
         what = f"has not answered for {node.silent_s:.0f} s"
     return Failure(

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 
 from phalanx.launch import node_failures
-from phalanx.launch.agent import Agent
+from phalanx.launch.agent import Agent, LauncherError
 from phalanx.launch.board import Board
 from phalanx.launch.node_failures import LostNode
 from phalanx.launch.processes import signal_name
@@ -48,6 +48,9 @@ class NodeGroupAgent(Agent):
             joiners = _Joiners(group.spec.rdzv_handler, self.board, self._watches_for_joiners())
             try:
                 verdict = self._one_attempt()
+            except LauncherError as error:
+                self.board.post("broken", str(error))
+                raise
             finally:
                 joiners.stop()
                 self.board.close()
@@ -174,7 +177,10 @@ class NodeGroupAgent(Agent):
 
     def _lost_node(self, node: int, silent_s: float | None, since_ns: int) -> LostNode:
         ranks = self._ranks_of(node)
-        return LostNode(node=node, host=self._host(node), ranks=ranks, silent_s=silent_s, since_ns=since_ns)
+        said = self.board.read("broken").get(node, "")
+        return LostNode(
+            node=node, host=self._host(node), ranks=ranks, silent_s=silent_s, since_ns=since_ns, said=said
+        )
 
     def _say_silent(self, node: int, silent_s: float) -> None:
         if node in self._told_silent:

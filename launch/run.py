@@ -324,7 +324,7 @@ class _Run:
     def _judge_beside_reporter(self, failures: Sequence[Failure], output: Output) -> int:
         """The same exit code as the node that prints the report, and one line."""
         first = failures[0]
-        output.say(f"phalanx run: first failure: {first.place}: {first.headline}; the report is on node 0.")
+        output.say(f"phalanx run: first failure: {first.place}: {first.headline}; node 0 has the report.")
         return EXIT_USAGE if refused_arguments(failures) else EXIT_FAILED
 
     def _judge_for_driver(self, agent: Agent, ended_by: int | None, all_saved: bool, line: DriverLine) -> int:
