@@ -27,7 +27,7 @@ from phalanx.launch.failures import Failure
 from phalanx.launch.host_problems import Problem, common_address, message_of, problems_of
 from phalanx.launch.interrupts import Interrupts
 from phalanx.launch.node import sent_environ
-from phalanx.launch.node_link import SILENCE_S, Link, Message
+from phalanx.launch.node_link import Link, Message, silence_limit
 from phalanx.launch.options import Given
 from phalanx.launch.preflight import fingerprint
 from phalanx.launch.spec import Target
@@ -93,6 +93,7 @@ class _Driver:
         self._output = DriverOutput(job.show)
         self._interrupts = Interrupts([*_SIGNALS, *_PASSED_ON, signal.SIGWINCH, signal.SIGTSTP])
         self._ended_by: int | None = None
+        self._silence_s = silence_limit()
         self._word = secrets.token_hex(16)
         self._gone = False
         self._started = time.time()
@@ -137,7 +138,7 @@ class _Driver:
             assert process.stdout is not None
             assert process.stderr is not None
             os.set_blocking(process.stderr.fileno(), False)
-            link = Link(process.stdout.fileno(), process.stdin.fileno())
+            link = Link(process.stdout.fileno(), process.stdin.fileno(), silence_s=self._silence_s)
             node = DriverNode(number, host, process, link)
             self._nodes.append(node)
             link.send(self._order(number, tokens))
@@ -160,6 +161,7 @@ class _Driver:
             "log_dir": str(job.log_dir.absolute() / f"node-{number}"),
             "environ": {**sent_environ(os.environ), "PWD": os.getcwd(), **(job.environ or {})},
             "grace_s": job.grace_s,
+            "silence_s": self._silence_s,
             "files": files,
             "token": tokens[0],
             "log_token": tokens[1],
@@ -199,12 +201,9 @@ class _Driver:
         while self._ended_by is None and not self._problems:
             if time.monotonic() > deadline:
                 for node in self._nodes:
-                    if not _is_heard(node) and node.lost is None:
+                    if not self._is_heard(node) and node.lost is None:
                         node.lost = f"no answer within {_READY_S:g} s"
-            if any(node.lost or node.refused for node in self._nodes):
-                if all(node.lost or node.facts for node in self._nodes):
-                    break
-            elif all(map(_is_heard, self._nodes)):
+            if all(map(self._is_heard, self._nodes)):
                 break
             self._ring(asked)
             self._turn(1.0)
@@ -214,6 +213,17 @@ class _Driver:
         if not self._problems and self._ended_by is None:
             local = "127.0.0.1" if self._job.same_machine else None
             self._address = self._job.address or local or common_address(self._nodes)
+
+    def _is_heard(self, node: DriverNode) -> bool:
+        """Whether all is known of a node that is needed to judge it."""
+        if node.lost is not None or node.refused is not None:
+            return True
+        if node.facts is None:
+            return False
+        first = self._nodes[0]
+        has_door = first.lost is None and (first.facts is None or "port" in first.facts)
+        met = node.answers is not None or not has_door
+        return node.facts["folder_problem"] is not None or (node.ready is not None and met)
 
     def _ring(self, asked: set[int]) -> None:
         """Once node 0 has said where it listens, let every other node try."""
@@ -302,8 +312,8 @@ class _Driver:
         for node in self._nodes:
             if not node.is_over:
                 node.link.beat()
-                if reading and node.link.silence_s() > SILENCE_S and node.facts is not None:
-                    self._lose(node, f"nothing was heard of it for {SILENCE_S:g} s")
+                if reading and node.link.is_silent and node.facts is not None:
+                    self._lose(node, f"nothing was heard of it for {self._silence_s:g} s")
         if self._output.closed_by_reader and self._ended_by is None:
             self._end_all(signal.SIGPIPE, signal.SIGTERM)
 
@@ -424,21 +434,6 @@ class _Driver:
         for text in verdict.texts:
             self._output.say(text)
         return verdict.exit_code
-
-
-def _is_heard(node: DriverNode) -> bool:
-    """Whether all is known of a node that is needed to judge it."""
-    return (
-        node.lost is not None
-        or node.refused is not None
-        or (
-            node.facts is not None
-            and (
-                node.facts["folder_problem"] is not None
-                or (node.ready is not None and node.answers is not None)
-            )
-        )
-    )
 
 
 def _name(node: DriverNode) -> str:

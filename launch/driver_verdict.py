@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from phalanx.launch.driver import NodesJob
 
 _SAVED = 75
+#: Of a time that is known by the driver's link alone, in seconds.
+_UNCERTAINTY_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -58,35 +60,48 @@ def _verdict(job: NodesJob, nodes: Sequence[DriverNode], ended_by: int | None) -
 
 
 def merged(nodes: Sequence[DriverNode]) -> list[Failure]:
-    """All nodes' failures by one clock, the driver's; a node that was lost is one of them."""
-    found: list[Failure] = []
+    """All nodes' failures, the first cause in front, each rank once.
+
+    What the agents put together among themselves has the better clocks, and so counts first; what a single node
+    alone told, and a node that was lost, is put in its place by the driver's clock.
+    """
+    together = [f for node in nodes for f in node.failures if f.host]
+    alone = [(node, f) for node in nodes for f in node.failures if not f.host]
+    by_rank: dict[int, Failure] = {}
+    for failure in together:
+        by_rank.setdefault(failure.rank, failure)
+    anchor = next(iter(by_rank.values()), None)
+    zero_s = 0.0 if anchor is None else anchor.time - nodes[0].clock_offset_s - anchor.order_ns / 1e9
+    for node, failure in alone:
+        at_s = failure.time - node.clock_offset_s - zero_s
+        placed = replace(failure, node=node.number, host=node.host.name, order_ns=int(at_s * 1e9))
+        by_rank.setdefault(failure.rank, replace(placed, uncertainty_s=_UNCERTAINTY_S))
+    told = {failure.node for failure in by_rank.values()}
     for node in nodes:
-        for failure in node.failures:
-            order_ns = int((failure.time - node.clock_offset_s) * 1e9)
-            found.append(replace(failure, node=node.number, order_ns=order_ns))
-        if node.lost and node.exit_code is None:
-            found.append(_lost(node, nodes))
-    return by_cause(found)
+        if node.lost and node.number not in told:
+            failure = _lost(node, nodes, zero_s)
+            by_rank.setdefault(failure.rank, failure)
+    return by_cause(list(by_rank.values()))
 
 
-def _lost(node: DriverNode, nodes: Sequence[DriverNode]) -> Failure:
-    first_rank = sum(other.ready["spec"]["nproc_per_node"] for other in nodes[: node.number] if other.ready)
-    now = node.lost_at or time.time()
+def _lost(node: DriverNode, nodes: Sequence[DriverNode], zero_s: float) -> Failure:
+    before = [other.ready["spec"]["nproc_per_node"] for other in nodes[: node.number] if other.ready]
+    at_s = node.lost_at or time.time()
     said = "\n".join(node.stderr_lines()[-20:])
     return Failure(
-        rank=first_rank,
+        rank=sum(before),
         local_rank=0,
         node=node.number,
         exit_code=None,
         signal=None,
         exception=None,
-        message=f"its node {node.label} was lost: {node.lost}",
+        message=f"its node {node.label} was lost: {node.lost}" + (f"\n{said}" if said else ""),
         traceback="",
-        time=now,
-        order_ns=int(now * 1e9),
+        time=at_s,
+        order_ns=int((at_s - zero_s) * 1e9),
         is_consequence=False,
-        log=None,
-        last_lines=said,
+        host=node.host.name,
+        uncertainty_s=_UNCERTAINTY_S,
     )
 
 

@@ -185,7 +185,7 @@ def message_of(problems: Sequence[Problem], nodes: Sequence[DriverNode]) -> tupl
     head = f"{len(hosts)} of {count} node{'s are' if count > 1 else ' is'} not ready; nothing was started."
     lines = [head]
     for problem in problems:
-        lines += [f"{problem.host}: {problem.what}.", f"  Fix: {problem.fix}"]
+        lines += [f"{problem.host}: {problem.what.rstrip('.')}.", f"  Fix: {problem.fix}"]
     return "\n".join(lines), max(problem.exit_code for problem in problems)
 
 

@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any
 
-from phalanx.launch.node_link import FULL_BYTES, SILENCE_S, Link, Message
+from phalanx.launch.node_link import FULL_BYTES, Link, Message
 from phalanx.launch.preflight import Doorbell, host_facts, reach
 
 #: What the agent may take to end beyond the ranks' own grace period.
@@ -99,7 +99,7 @@ class Relay:
 
     def _keep_time(self) -> None:
         self._link.beat()
-        if self._link.is_open and self._link.silence_s() > SILENCE_S and not self._suspended:
+        if self._link.is_open and self._link.is_silent and not self._suspended:
             self._link.is_open = False
         if not self._link.is_open:
             self._end_agent(self._grace_s)
@@ -148,6 +148,7 @@ class Relay:
     def _take_job(self, job: Message) -> None:
         self._job = job
         self._grace_s = job["grace_s"]
+        self._link.silence_s = job["silence_s"]
         facts = host_facts(job)
         if job["node"] == 0 and job["doorbell"]:
             try:

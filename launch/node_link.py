@@ -14,13 +14,16 @@ import select
 import struct
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
+
+from phalanx.tools.usage import UsageMistake
 
 Message = dict[str, Any]
 Frame = tuple[str, bytes]
 
-#: Each side sends a sign of life this often, and takes the other for dead after so much silence.
-BEAT_S, SILENCE_S = 5.0, 60.0
+#: After so much silence each side takes the other for dead; a twelfth of it lies between signs of life.
+SILENCE_S = 60.0
 #: Output waiting to be sent at which a side reads no more of it.
 FULL_BYTES = 1 << 20
 _GREETING = b"\0phalanx link 1\n"
@@ -28,6 +31,28 @@ _MOST_NOISE_BYTES = 1 << 20
 _MOST_BYTES = 64 << 20
 _HEADER = struct.Struct("!cI")
 _READ_BYTES = 256 * 1024
+
+
+def silence_limit(environ: Mapping[str, str] = os.environ) -> float:
+    """The limit, or the one that PHALANX_LINK_TIMEOUT_S sets.
+
+    >>> silence_limit({}), silence_limit({"PHALANX_LINK_TIMEOUT_S": "300"})
+    (60.0, 300.0)
+
+    Raises:
+        UsageMistake: It is no time.
+    """
+    text = environ.get("PHALANX_LINK_TIMEOUT_S", "")
+    try:
+        limit = float(text or SILENCE_S)
+    except ValueError:
+        limit = 0.0
+    if 1.0 <= limit < float("inf"):
+        return limit
+    raise UsageMistake(
+        f"PHALANX_LINK_TIMEOUT_S={text}: not a number of seconds, 1 or more, after which a silent host is given up.",
+        fix="PHALANX_LINK_TIMEOUT_S=60, or unset it",
+    )
 
 
 class Link:
@@ -44,9 +69,11 @@ class Link:
         read: Descriptor to read from.
         write: Descriptor to write to. Both become non-blocking.
         greeted: Whether the other side speaks frames from its first byte on.
+        silence_s: What `is_silent` goes by, in seconds.
     """
 
-    def __init__(self, read: int, write: int, *, greeted: bool = False) -> None:
+    def __init__(self, read: int, write: int, *, greeted: bool = False, silence_s: float = SILENCE_S) -> None:
+        self.silence_s = silence_s
         self.read_fd, self.write_fd = read, write
         for fd in (read, write):
             os.set_blocking(fd, False)
@@ -85,7 +112,7 @@ class Link:
 
     def beat(self) -> None:
         """A sign of life, when it is time for one."""
-        if time.monotonic() - self.spoke_at >= BEAT_S and not self.pending_bytes:
+        if time.monotonic() - self.spoke_at >= self.silence_s / 12 and not self.pending_bytes:
             self.send_bytes("K")
 
     def _put(self, data: bytes) -> None:
@@ -167,9 +194,10 @@ class Link:
         if self.pending_bytes:
             poll.register(self.write_fd, select.POLLOUT)
 
-    def silence_s(self) -> float:
-        """How long nothing has been heard."""
-        return time.monotonic() - self.heard_at
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has been heard for too long."""
+        return time.monotonic() - self.heard_at > self.silence_s
 
     def close(self) -> None:
         self.is_open = False

@@ -71,8 +71,9 @@ class Node:
         environ: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         timeout_s: float = 60.0,
+        settle: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program on this node to its end; ``ssh NAME`` works there."""
+        """Run a program on this node to its end; ``ssh NAME`` works there. Unless ``settle`` is false, sshd is idle then."""
         done = subprocess.run(
             self.words(*words, cwd=cwd),
             env=self.lab.environ | dict(environ or {}),
@@ -82,7 +83,8 @@ class Node:
             timeout=timeout_s,
             check=False,
         )
-        self.lab.settle()
+        if settle:
+            self.lab.settle()
         return done
 
     def python(self, *words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
@@ -90,8 +92,8 @@ class Node:
         return self.run(sys.executable, *words, **options)  # type: ignore[arg-type]
 
     def must(self, *words: str | Path) -> str:
-        """Run a program that has to succeed."""
-        done = self.run(*words)
+        """Run a program that has to succeed; connections of ssh may be open."""
+        done = self.run(*words, settle=False)
         assert done.returncode == 0, f"{self.name}: {' '.join(map(str, words))}: {done.stderr}"
         return done.stdout
 

@@ -1,0 +1,315 @@
+"""`--hosts` and `--hostfile`: nodes that are network namespaces, each with a real sshd."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab, lab, missing
+from tests.launch.launching import MARKER, marked_processes, wait_until
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+_ALL_REDUCE = """
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum", int(total), dist.get_rank(), os.uname().nodename, os.getcwd(), repr(os.environ.get("ODD")), sys.argv[1:], flush=True)
+dist.barrier()
+"""
+
+_WAIT = """
+import os, time
+from pathlib import Path
+Path(f"waiting-{os.environ['RANK']}").touch()
+while True:
+    time.sleep(0.05)
+"""
+
+#: An ssh without the lab's key, that leaves nothing behind.
+_STRANGER = "ssh -F /dev/null -oUserKnownHostsFile=/dev/null -oIdentityFile=/dev/null -oIdentityAgent=none"
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Lab]:
+    with lab(("n1", "n2", "n3")) as running:
+        yield running
+
+
+class Job:
+    """`phalanx run` started on n1, in a folder that all nodes see; its processes carry a mark."""
+
+    def __init__(self, hosts: Lab, folder: Path) -> None:
+        self.hosts, self.folder, self.mark = hosts, folder, uuid.uuid4().hex
+        self.environ = hosts.environ | {MARKER: self.mark, "OMP_NUM_THREADS": "1"}
+        self.logs = folder / "logs"
+
+    def start(self, *words: object, script: str = _ALL_REDUCE, **environ: str) -> subprocess.Popen[str]:
+        (self.folder / "train.py").write_text(script)
+        phalanx = [sys.executable, "-m", "phalanx", "run", "--log-dir", str(self.logs)]
+        return subprocess.Popen(
+            self.hosts["n1"].words(*phalanx, *map(str, words), cwd=self.folder),
+            env=self.environ | environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: object, script: str = _ALL_REDUCE, **environ: str) -> tuple[int, str, str]:
+        process = self.start(*words, script=script, **environ)
+        out, err = process.communicate(timeout=300)
+        return process.returncode, out, err
+
+    def waiting(self, count: int) -> bool:
+        return len(list(self.folder.glob("waiting-*"))) == count
+
+    def driver(self) -> int:
+        """The process id of `phalanx run` itself."""
+        found = [p for p, words in marked_processes(self.mark).items() if " -m phalanx run " in words]
+        return max(found)
+
+    def gone(self) -> bool:
+        return not marked_processes(self.mark)
+
+
+@pytest.fixture
+def job(hosts: Lab, tmp_path: Path) -> Iterator[Job]:
+    tmp_path.chmod(0o755)
+    made = Job(hosts, tmp_path)
+    yield made
+    for pid in marked_processes(made.mark):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    hosts.settle()
+
+
+def test_two_hosts_have_one_world_and_the_environment_as_it_is(job: Job) -> None:
+    odd = "a'b\"c $HOME `x` \\ ü\n2nd"
+    code, out, err = job.run("--hosts", "n1,n2", "train.py", "--lr", "a b", ODD=odd, SLURM_JOB_NAME="")
+    assert code == 0, err
+    place = f"{job.folder} {odd!r} ['--lr', 'a b']"
+    assert sorted(out.splitlines()) == [
+        f"[n0 rank 0] sum 2 0 n1 {place}",
+        f"[n1 rank 1] sum 2 1 n2 {place}",
+    ]
+    assert "node 0 at 10.77.0.1:" in err
+    assert job.gone()
+
+
+def test_a_hostfile_has_slots_users_ports_and_comments(job: Job) -> None:
+    (job.folder / "hosts.txt").write_text("# two\nroot@10.77.0.2 slots=2 port=22  # fast\n\nn3 slots=1\n")
+    code, out, err = job.run("--hostfile", "hosts.txt", "train.py")
+    assert code == 0, err
+    assert sorted(line.split(" sum ")[0] for line in out.splitlines()) == [
+        "[n0 rank 0]",
+        "[n0 rank 1]",
+        "[n1 rank 2]",
+    ]
+    assert "3 ranks on 2 nodes (2, 1 in their order)" in err
+
+
+def test_a_name_that_means_loopback_to_its_own_host_is_no_harm(job: Job) -> None:
+    before = {}
+    try:
+        for name in ("n1", "n2"):
+            path = job.hosts[name].hosts
+            before[path] = path.read_text()
+            path.write_text(f"127.0.1.1 {name}\n{before[path]}")
+        code, out, err = job.run("--hosts", "n1,n2", "train.py")
+    finally:
+        for path, text in before.items():
+            path.write_text(text)
+    assert code == 0, err
+    assert out.count("sum 2") == 2
+
+
+def test_what_a_login_shell_prints_does_no_harm(job: Job) -> None:
+    noisy = job.folder / "noisy"
+    noisy.write_text('#!/bin/sh\necho "Welcome to $1"\nexec ssh "$@"\n')
+    noisy.chmod(0o755)
+    code, out, err = job.run("--hosts", "n1,n2", "--ssh", noisy, "train.py")
+    assert code == 0, err
+    assert "Welcome" not in out
+
+
+def test_no_variable_stands_in_a_command_line(job: Job) -> None:
+    process = job.start("--hosts", "n1,n2", "train.py", script=_WAIT, TOKEN="hush-4711")
+    wait_until(lambda: job.waiting(2), "ranks", timeout_s=180)
+    words = "\n".join(
+        (entry / "cmdline").read_bytes().decode(errors="replace")
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and (entry / "cmdline").exists()
+    )
+    os.kill(job.driver(), signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "phalanx.launch.node" in words
+    assert "hush-4711" not in words
+    assert job.gone()
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (["--hosts", "n2,nowhere"], ["1 of 2 nodes", "nowhere: ssh does not know this name", "Fix: check its spelling"]),
+        (["--hosts", "n2,n3", "--ssh-port", "77"], ["2 of 2 nodes", "n2: nothing listens", "n3: nothing listens"]),
+        (["--hosts", "n2,n2"], ["n2"]),
+        (["--hosts", "n2", "--ssh-port", "x"], ["--ssh-port x: not a whole number"]),
+        (["--hosts", "n2", "--ssh", "/no/ssh"], ["--ssh /no/ssh: there is no such program"]),
+        (["--hosts", "n2", "--ssh", f"{_STRANGER} -oStrictHostKeyChecking=no"], ["ssh was not let in", "ssh-copy-id"]),
+        (["--hosts", "n2", "--ssh", f"{_STRANGER} -oStrictHostKeyChecking=yes"], ["does not trust the host's key"]),
+        (["--hostfile", "no.txt"], ["--hostfile no.txt: it cannot be read"]),
+        (["--hosts", "n2,n3", "--gpus", "97"], ["n2: --gpus 97", "n3: --gpus 97"]),
+        (["--hosts", "n2,n3", "--nnodes", "3"], ["--nnodes 3 with --hosts n2,n3"]),
+    ],
+)  # fmt: skip
+def test_a_host_that_is_not_fit_is_named_and_nothing_starts(
+    job: Job, words: list[str], messages: list[str]
+) -> None:
+    code, out, err = job.run(*words, "train.py", script="print('ran')")
+    assert code in (2, 3), err
+    for message in messages:
+        assert message in err
+    assert "Fix:" in err
+    assert "Traceback" not in err
+    assert "ran" not in out
+    assert job.gone()
+
+
+def test_another_torch_another_script_and_a_missing_folder_are_found_before_the_start(job: Job) -> None:
+    faked = job.folder / "faked"
+    faked.mkdir()
+    (faked / "sitecustomize.py").write_text(
+        "import importlib.metadata as m, os\nreal = m.version\n"
+        "if os.uname().nodename == 'n3':\n"
+        "    m.version = lambda name: '1.2.3' if name == 'torch' else real(name)\n"
+    )
+    code, out, err = job.run("--hosts", "n1,n2,n3", "train.py", PYTHONPATH=str(faked))
+    assert code == 3, err
+    assert "1 of 3 nodes" in err
+    assert "n3: torch 1.2.3 there, " in err
+    job.hosts["n2"].must("mount", "-t", "tmpfs", "none", job.folder)
+    try:
+        code, out, err = job.run("--hosts", "n1,n2", "train.py")
+        assert code in (2, 3), err
+        assert f"n2: {job.folder}/train.py is not there" in err
+        job.hosts["n2"].must("sh", "-c", f"echo other > {job.folder}/train.py")
+        code, out, err = job.run("--hosts", "n1,n2", "train.py")
+        assert "train.py has another content there" in err
+        (job.hosts.folder / "train.py").write_text(_ALL_REDUCE)
+        job.hosts["n2"].must("cp", job.hosts.folder / "train.py", f"{job.folder}/train.py")
+        code, out, err = job.run("--hosts", "n1,n2", "train.py")
+        assert "is another folder there than here" in err
+    finally:
+        job.hosts["n2"].must("umount", job.folder)
+    job.hosts["n2"].must("mount", "-t", "tmpfs", "none", job.folder.parent)
+    try:
+        code, out, err = job.run("--hosts", "n1,n2", "train.py")
+    finally:
+        job.hosts["n2"].must("umount", job.folder.parent)
+    assert code == 3, err
+    assert f"n2: the working folder {job.folder} cannot be used there (No such file or directory)" in err
+    assert job.gone()
+
+
+def test_a_closed_port_of_node_0_is_found_before_the_start(job: Job) -> None:
+    n1 = job.hosts["n1"]
+    n1.must("nft", "add", "table", "inet", "lab")
+    try:
+        n1.must("nft", "add", "chain", "inet", "lab", "in", "{ type filter hook input priority 0; }")
+        n1.must(
+            "nft", "add", "rule", "inet", "lab", "in", "iifname", "eth0", "tcp", "dport", "23456", "reject"
+        )
+        code, out, err = job.run("--hosts", "n1,n2", "--master-port", 23456, "train.py")
+        assert code == 3, err
+        assert (
+            "n2: it does not reach n1, where the nodes meet (port 23456: 10.77.0.1: Connection refused)"
+            in err
+        )
+    finally:
+        n1.must("nft", "delete", "table", "inet", "lab")
+    assert job.gone()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_job_on_every_host(job: Job, signum: int) -> None:
+    process = job.start("--hosts", "n1,n2", "train.py", script=_WAIT)
+    wait_until(lambda: job.waiting(2), "ranks", timeout_s=180)
+    os.kill(job.driver(), signum)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == (130 if signum == signal.SIGINT else 143), err
+    assert job.gone()
+
+
+def test_a_dead_launching_machine_ends_this_job_and_no_other(job: Job, hosts: Lab, tmp_path: Path) -> None:
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
+    other = Job(hosts, other_folder)
+    process = job.start("--hosts", "n1,n2", "--grace-s", 1, "train.py", script=_WAIT)
+    beside = other.start("--hosts", "n2", "train.py", script=_WAIT)
+    try:
+        wait_until(lambda: job.waiting(2) and other.waiting(1), "ranks", timeout_s=180)
+        os.kill(job.driver(), signal.SIGKILL)
+        process.communicate(timeout=60)
+        wait_until(job.gone, "end of every process of the job", timeout_s=60)
+        assert beside.poll() is None
+    finally:
+        os.kill(other.driver(), signal.SIGINT)
+        beside.communicate(timeout=120)
+    assert other.gone()
+
+
+def test_a_killed_ssh_is_a_lost_node(job: Job) -> None:
+    process = job.start("--hosts", "n1,n2", "--grace-s", 1, "train.py", script=_WAIT)
+    wait_until(lambda: job.waiting(2), "ranks", timeout_s=180)
+    mine = [
+        p
+        for p, words in marked_processes(job.mark).items()
+        if words.startswith(("ssh", "/usr/bin/ssh")) and "-- n2 " in words
+    ]
+    os.kill(mine[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert "n1 (n2) was lost" in err
+    wait_until(job.gone, "end of every process", timeout_s=60)
+
+
+def test_a_cut_network_ends_both_sides_within_the_stated_time(job: Job) -> None:
+    process = job.start(
+        "--hosts", "n1,n2", "--grace-s", 1, "train.py", script=_WAIT, PHALANX_LINK_TIMEOUT_S="4"
+    )
+    wait_until(lambda: job.waiting(2), "ranks", timeout_s=180)
+    n1, n2 = job.hosts["n1"], job.hosts["n2"]
+    n1.cut(n2)
+    n2.cut(n1)
+    try:
+        _, err = process.communicate(timeout=120)
+        wait_until(job.gone, "end of every process, on both sides of the cut", timeout_s=60)
+    finally:
+        n1.mend(n2)
+        n2.mend(n1)
+    assert process.returncode == 1, err
+    assert "n1 (n2)" in err
+    assert time.monotonic() > 0
+
+
+def test_the_first_failure_is_named_with_its_host(job: Job) -> None:
+    script = _ALL_REDUCE + "if dist.get_rank() == 1: raise ValueError('no such colour')\ndist.barrier()\n"
+    code, out, err = job.run("--hosts", "n1,n2", "train.py", script=script)
+    assert code == 1, err
+    assert err.count("First failure: ") == 1
+    assert "First failure: rank 1 (local rank 0, node 1): ValueError: no such colour" in err
+    assert job.gone()
