@@ -6,6 +6,8 @@ another over the `Board` how their ranks ended, and each comes to the same decis
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 import time
@@ -18,6 +20,7 @@ from phalanx.launch import node_failures
 from phalanx.launch.agent import Agent, LauncherError
 from phalanx.launch.board import Board
 from phalanx.launch.node_failures import LostNode
+from phalanx.launch.preflight import way_to
 from phalanx.launch.processes import signal_name
 
 #: How often an agent looks when nothing wakes it.
@@ -65,8 +68,18 @@ class NodeGroupAgent(Agent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
         self.board = self._supervisor.board = worker_group.spec.rdzv_handler.board  # type: ignore[attr-defined]
+        self._local_address = worker_group.spec.rdzv_handler.local_address  # type: ignore[attr-defined]
         self._told_silent: set[int] = set()
         self._saved_since: float | None = None
+
+    def _environ(self, group: WorkerGroup, worker: Any) -> dict[str, str]:
+        environ = super()._environ(group, worker)
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            # gloo would look its address up by the host's own name, which may mean loopback.
+            with contextlib.suppress(OSError):
+                interface = way_to(self._local_address)[1]
+                environ |= {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+        return environ
 
     # ----------------------------------------------------------------- one attempt
 

@@ -102,7 +102,7 @@ class FreshStoreRendezvous(RendezvousHandler):
         self.board = Board()
         self._about = dict(about or {})
         self._inner = inner
-        self._local_address = local_address
+        self.local_address = local_address
         self._round = 0
         self._server: TCPStore | None = None
 
@@ -115,6 +115,9 @@ class FreshStoreRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         self._server = None
+        # With the store shared between rounds, torch's handler leaves a node that joins later waiting for an address
+        # that nobody writes into its round. The ranks were forked off before: they do not see this.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         info = self._inner.next_rendezvous()
         # A dynamic rendezvous has a new key space per round; the static one has the same for ever,
         # and all its nodes restart together.
@@ -123,9 +126,9 @@ class FreshStoreRendezvous(RendezvousHandler):
         key = f"phalanx/rank-store/{number}"
         listener = None
         if info.rank == 0:
-            self._server, listener = _make_server(self._local_address, 0), listen()
+            self._server, listener = _make_server(self.local_address, 0), listen()
             board_port, token = listener.getsockname()[1], secrets.token_hex(8)
-            info.store.set(key, f"{self._local_address} {self._server.port} {board_port} {token}")
+            info.store.set(key, f"{self.local_address} {self._server.port} {board_port} {token}")
         address, port, board_port, token = info.store.get(key).decode().split()
         self.board = Board(info.rank, info.world_size, about=self._about, token=token)
         if listener is not None:
@@ -213,10 +216,11 @@ def _set_patience(conf: dict[str, Any], spec: RunSpec) -> None:
     torch's 30 s of last call are waited out by every start and restart of an elastic job that is not full.
     """
     conf.setdefault("last_call_timeout", 3)
+    conf.setdefault("keep_alive_interval", 2)
     if spec.nnodes_min == spec.nnodes_max and spec.max_restarts == 0:
-        # It compares the nodes' wall clocks: with clocks 15 s apart each would take the others for dead.
-        conf.setdefault("keep_alive_interval", 5)
-        conf.setdefault("keep_alive_max_attempt", 24 * 60 * 12)
+        # It compares the nodes' wall clocks: with clocks 10 s apart each would take the others for dead.
+        conf.setdefault("keep_alive_max_attempt", 24 * 3600)
+    conf.setdefault("keep_alive_max_attempt", 5)
 
 
 def _about_this_node(spec: RunSpec) -> dict[str, Any]:
