@@ -182,7 +182,8 @@ def message_of(problems: Sequence[Problem], nodes: Sequence[DriverNode]) -> tupl
     """One text for all problems, and the exit code."""
     hosts = list(dict.fromkeys(problem.host for problem in problems))
     count = len(nodes) or len(hosts)
-    head = f"{len(hosts)} of {count} node{'s are' if count > 1 else ' is'} not ready; nothing was started."
+    verb = "is" if len(hosts) == 1 else "are"
+    head = f"{len(hosts)} of {count} node{'s' * (count > 1)} {verb} not ready; nothing was started."
     lines = [head]
     for problem in problems:
         lines += [f"{problem.host}: {problem.what.rstrip('.')}.", f"  Fix: {problem.fix}"]

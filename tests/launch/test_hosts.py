@@ -164,7 +164,7 @@ def test_no_variable_stands_in_a_command_line(job: Job) -> None:
 @pytest.mark.parametrize(
     ("words", "messages"),
     [
-        (["--hosts", "n2,nowhere"], ["1 of 2 nodes", "nowhere: ssh does not know this name", "Fix: check its spelling"]),
+        (["--hosts", "n2,nowhere"], ["1 of 2 nodes is", "nowhere: ssh does not know this name", "Fix: check its spelling"]),
         (["--hosts", "n2,n3", "--ssh-port", "77"], ["2 of 2 nodes", "n2: nothing listens", "n3: nothing listens"]),
         (["--hosts", "n2,n2"], ["n2"]),
         (["--hosts", "n2", "--ssh-port", "x"], ["--ssh-port x: not a whole number"]),
