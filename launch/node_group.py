@@ -20,6 +20,7 @@ from phalanx.launch import node_failures
 from phalanx.launch.agent import Agent, LauncherError
 from phalanx.launch.board import Board
 from phalanx.launch.node_failures import LostNode
+from phalanx.launch.node_link import silence_limit
 from phalanx.launch.preflight import way_to
 from phalanx.launch.processes import signal_name
 
@@ -27,9 +28,8 @@ from phalanx.launch.processes import signal_name
 _LOOK_S = 0.25
 #: A node that has been silent for so long is spoken of; when ranks elsewhere broke, it is taken for lost.
 SILENT_S = 10.0
-#: A node that has been silent for so long is lost. TCP needs up to 51 s to go on after a cut of 30 s.
-LOST_S = 60.0
-#: The same where the job can go on without it.
+#: A node that has been silent for so long is lost where the job can go on without it; elsewhere the limit is that of
+#: a driver's link, 60 s: TCP needs up to 51 s to go on after a cut of 30 s.
 LOST_ELASTIC_S = 15.0
 #: How long the others' accounts are waited for after the ranks were ended.
 _ACCOUNTS_LIMIT_S = 60.0
@@ -43,6 +43,10 @@ class NodeGroupAgent(Agent):
     """`Agent` for a job on several nodes."""
 
     board: Board
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._lost_s = silence_limit()
 
     def _invoke_run(self, role: str = "default") -> RunResult:
         group = self._worker_group
@@ -139,7 +143,7 @@ class NodeGroupAgent(Agent):
         self._supervisor.end(signum)
 
     def _has_failed(self) -> bool:
-        return bool(self.board.read("failing")) or (bool(self._lost(LOST_S)) and not self._changes())
+        return bool(self.board.read("failing")) or (bool(self._lost(self._lost_s)) and not self._changes())
 
     def _saved_enough(self) -> bool:
         """Whether ranks elsewhere saved and left, and those here had time to do the same."""
@@ -199,7 +203,7 @@ class NodeGroupAgent(Agent):
         if node in self._told_silent:
             return
         self._told_silent.add(node)
-        limit_s = LOST_ELASTIC_S if self._is_elastic_without(1) else LOST_S
+        limit_s = min(LOST_ELASTIC_S, self._lost_s) if self._is_elastic_without(1) else self._lost_s
         self._output.say(
             f"phalanx run: node {node} ({self._host(node)}) has not answered for {silent_s:.0f} s; "
             f"after {limit_s:.0f} s it is taken for lost."
@@ -227,11 +231,11 @@ class NodeGroupAgent(Agent):
             return True
         ended = self.board.read("ended").items()
         leaving = {n for n, end in ended if end["outcome"] == "stopped" and end["signal"] == signal.SIGTERM}
-        gone = leaving - {self.board.node} | {lost.node for lost in self._lost(LOST_S)}
+        gone = leaving - {self.board.node} | {lost.node for lost in self._lost(self._lost_s)}
         return bool(gone) and self._is_elastic_without(len(gone))
 
     def _change(self) -> Next:
-        gone = [f"node {lost.node} ({lost.host}) is lost" for lost in self._lost(LOST_S)]
+        gone = [f"node {lost.node} ({lost.host}) is lost" for lost in self._lost(self._lost_s)]
         what = ", ".join(gone) or "a node comes or leaves"
         self.board.post("change", what)
         self._supervisor.stop()

@@ -33,7 +33,7 @@ from phalanx.launch.node_failures import different_versions
 from phalanx.launch.spec import RunSpec
 
 #: How long the nodes that have met may take to reach node 0's board.
-_BOARD_LIMIT_S = 30.0
+_BOARD_LIMIT_S = 20.0
 _STORE_TIMEOUT_S = 300
 _LEAVE_LIMIT_S = 2.0
 
