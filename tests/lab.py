@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -113,6 +114,13 @@ class Lab:
         self.folder = folder
         self.nodes: dict[str, Node] = {}
         self.servers: list[subprocess.Popen[bytes]] = []
+
+    def kill(self, name: str) -> None:
+        """A node dies at once: its processes, and its network with them. Its sshd is waited for no more."""
+        self.servers = [
+            server for server in self.servers if server is not self.servers[list(self.nodes).index(name)]
+        ]
+        os.kill(self.nodes[name].pid, signal.SIGKILL)
 
     def settle(self) -> None:
         """Wait until every sshd is back to listening: a session ends a moment after its client."""
