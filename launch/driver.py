@@ -22,8 +22,8 @@ from pathlib import Path
 from phalanx.dist.environments.hostfile import Host
 from phalanx.launch.driver_node import DriverNode
 from phalanx.launch.driver_output import DriverOutput
-from phalanx.launch.driver_verdict import Verdict, judge
-from phalanx.launch.failures import Failure
+from phalanx.launch.driver_verdict import Verdict, judge, run_json
+from phalanx.launch.failures import Failure, write_json
 from phalanx.launch.host_problems import Problem, common_address, message_of, problems_of
 from phalanx.launch.interrupts import Interrupts
 from phalanx.launch.node import sent_environ
@@ -36,6 +36,7 @@ Start = Callable[[str, Sequence[str]], "subprocess.Popen[bytes]"]
 
 _READY_S = 120.0  # for a host to answer; an import over a network file system takes its time
 _CAUSE_PATIENCE_S = 1.0  # for failures on other nodes, after one node's ranks failed
+_END_AFTER_S = 1.0  # between the request and the end of such nodes
 _END_PATIENCE_S = 8.0  # for a node that was told to end at once
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -95,7 +96,7 @@ class _Driver:
         self._ended_by: int | None = None
         self._silence_s = silence_limit()
         self._word = secrets.token_hex(16)
-        self._gone = False
+        self._gone = self._told_to_end = False
         self._started = time.time()
         self._end_at: float | None = None
         self._problems: list[Problem] = []
@@ -141,6 +142,7 @@ class _Driver:
             link = Link(process.stdout.fileno(), process.stdin.fileno(), silence_s=self._silence_s)
             node = DriverNode(number, host, process, link)
             self._nodes.append(node)
+            node.asked_at = time.time()
             link.send(self._order(number, tokens))
 
     def _order(self, number: int, tokens: tuple[str | None, str | None]) -> Message:
@@ -248,6 +250,8 @@ class _Driver:
         if self._ended_by is not None:
             self._output.say("phalanx run: interrupted before the ranks started.")
             return 130 if self._ended_by == signal.SIGINT else 143
+        with suppress(OSError):  # it stays where another run's logs are in it
+            self._job.log_dir.rmdir()
         text, code = message_of(self._problems, self._nodes)
         self._output.say(f"phalanx run: {text}")
         return code
@@ -260,6 +264,8 @@ class _Driver:
         self._output.say(f"phalanx run: {self._headline()}")
         for node in self._nodes:
             node.link.send({"order": "go", "address": self._address, "port": first.facts["port"]})
+        with suppress(OSError):
+            write_json(self._job.log_dir / "run.json", run_json(self._job, self._nodes, self._started, None))
         self._gone = True
         self._input_free = self._output.has_input
 
@@ -353,7 +359,10 @@ class _Driver:
         kind = event["event"]
         if kind == "host":
             node.facts = event
-            node.clock_offset_s = event["time"] - time.time()
+            # Its answer was written between our request and now: only what lies outside is its clock's doing.
+            node.clock_offset_s = max(0.0, event["time"] - time.time()) + min(
+                0.0, event["time"] - node.asked_at
+            )
         elif kind == "ready":
             node.ready = event
         elif kind == "refused":
@@ -390,9 +399,9 @@ class _Driver:
             self._end_at = now + (_CAUSE_PATIENCE_S if failed else self._job.grace_s)
         if self._end_at is None or now < self._end_at:
             return
-        for node in self._nodes:
-            if not node.is_over:
-                node.link.send({"order": "end", "after_s": 0.5})
+        if not self._told_to_end:
+            self._told_to_end = True
+            self._send_all({"order": "end", "after_s": _END_AFTER_S})
         if now > self._end_at + _END_PATIENCE_S:
             for node in self._nodes:
                 if not node.is_over:
@@ -408,6 +417,7 @@ class _Driver:
         elif self._ended_by is None:
             self._end_all(signum, signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
         elif signum == signal.SIGINT and self._interrupts.is_deliberate:
+            self._send_all({"order": "signal", "signum": int(signal.SIGINT)})
             self._end_at = time.monotonic()
 
     def _end_all(self, reason: int, passed_on: int) -> None:

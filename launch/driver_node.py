@@ -36,7 +36,8 @@ class DriverNode:
     lost_at: float | None = None  # seconds since the epoch
     failures: list[Failure] = field(default_factory=list)
     partial: dict[str, bytes] = field(default_factory=lambda: {"1": b"", "2": b""})
-    clock_offset_s: float = 0.0  # its clock minus the driver's
+    asked_at: float = 0.0  # when it was told the job, seconds since the epoch
+    clock_offset_s: float = 0.0  # its clock minus the driver's, as far as that is certain
 
     @property
     def label(self) -> str:

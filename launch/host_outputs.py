@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,17 +19,25 @@ from phalanx.tools.usage import UsageMistake
 AT_ONCE = 64  # hosts asked at a time
 _LAST_WORDS_S = 2.0
 
+_BETWEEN_NAMES = re.compile(r",(?![^\[]*\])")
+_IPV6 = re.compile(r"(^|@)\[[^\]]*:")
+
 Start = Callable[[str, Sequence[str]], "subprocess.Popen[bytes]"]
 
 
 def hosts_named(text: str, option: str) -> list[Host]:
-    """The hosts of a list as a user types it: ``node1,me@node2`` or Slurm's ``node[01-04]``.
+    """The hosts of a list as a user types it: ``node1,me@node2``, Slurm's ``node[01-04]``, or ``[fd00::3]``.
+
+    >>> [host.name for host in hosts_named("a[1-2],me@[fd00::3]", "--hosts")]
+    ['a1', 'a2', 'fd00::3']
 
     Raises:
         UsageMistake: A name is none, or comes twice.
     """
     try:
-        return parse_hostfile("\n".join(expand_hostlist(text)))
+        words = _BETWEEN_NAMES.split(text)
+        names = [name for word in words for name in ([word] if _IPV6.search(word) else expand_hostlist(word))]
+        return parse_hostfile("\n".join(names))
     except InvalidHostfile as error:
         what = str(error).partition("\n")[0].partition(": ")[2]
         raise UsageMistake(

@@ -202,6 +202,11 @@ def warnings_of(nodes: Sequence[DriverNode], *, same_machine: bool) -> list[str]
             "checkpoints and logs of its ranks stay on that host.\n"
             "Fix: write checkpoints to a folder that all hosts share"
         )
+    logless = [n.host.name for n in nodes if n.facts and n.facts["sees_token"] and not n.facts["sees_logs"]]
+    if logless:
+        found.append(
+            f"{', '.join(logless)}: the log folder is not shared; logs of its ranks stay on that host."
+        )
     skewed = {n.host.name: n.clock_offset_s for n in nodes if abs(n.clock_offset_s) > _SKEW_S}
     if skewed:
         clocks = ", ".join(f"{name} by {offset:+.1f} s" for name, offset in skewed.items())

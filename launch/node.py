@@ -102,18 +102,14 @@ class Relay:
         if self._link.is_open and self._link.is_silent and not self._suspended:
             self._link.is_open = False
         if not self._link.is_open:
-            self._end_agent(self._grace_s)
+            self._end_agent(self._grace_s + _END_S)
         if self._kill_at is not None and time.monotonic() >= self._kill_at and self._agent is not None:
             self._kill_at = None
             self._agent.kill()  # its guardian ends all that is left
-            if self._terminal < 0:
-                return
-        if self._agent is not None and self._agent.poll() is not None:
-            self._kill_at = None
 
     def _on_signal(self, signum: int, frame: object) -> None:
         if signum != signal.SIGCHLD:  # somebody on this host ends the job's part on it, as Slurm does
-            self._end_agent(self._grace_s)
+            self._end_agent(self._grace_s + _END_S)
 
     # ----------------------------------------------------------------- orders
 
@@ -217,7 +213,7 @@ class Relay:
         if self._agent is None:
             self._link.is_open = False
             return
-        limit = time.monotonic() + after_s + (_END_S if after_s else 0)
+        limit = time.monotonic() + after_s
         if not self._asked_to_end:
             self._asked_to_end = True
             self._agent.send_signal(signal.SIGTERM)

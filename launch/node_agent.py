@@ -69,13 +69,13 @@ def prepared(job: Mapping[str, Any]) -> tuple[RunSpec, Placement]:
     )
     spec, placement = build_spec(target, job["args"], given, command_line=job["command_line"])
     log_dir = Path(job["log_dir"])
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    there = next(folder for folder in (log_dir, *log_dir.parents) if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise UsageMistake(
-            f"the log folder {str(log_dir)!r} cannot be written ({error.strerror}), and no rank would leave a log.",
+            f"the log folder {str(log_dir)!r} cannot be made: {str(there)!r} takes no files of yours, "
+            "and no rank would leave a log.",
             fix="--log-dir FOLDER, a folder that every host can write to",
-        ) from None
+        )
     return replace(spec, log_dir=log_dir), placement
 
 

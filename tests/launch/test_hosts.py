@@ -225,6 +225,20 @@ def test_another_torch_another_script_and_a_missing_folder_are_found_before_the_
     assert job.gone()
 
 
+def test_clocks_apart_are_told_and_do_no_harm(job: Job) -> None:
+    faked = job.folder / "faked"
+    faked.mkdir()
+    (faked / "sitecustomize.py").write_text(
+        "import os, sys, time\nreal = time.time\n"
+        "if os.uname().nodename == 'n2':\n    time.time = lambda: real() - 3600\n"
+    )
+    script = _ALL_REDUCE + "if dist.get_rank() == 0: raise ValueError('no such colour')\ndist.barrier()\n"
+    code, _out, err = job.run("--hosts", "n1,n2", "train.py", script=script, PYTHONPATH=str(faked))
+    assert code == 1, err
+    assert "clocks differ from this machine's: n2 by -3" in err
+    assert "First failure: rank 0" in err
+
+
 def test_a_closed_port_of_node_0_is_found_before_the_start(job: Job) -> None:
     n1 = job.hosts["n1"]
     n1.must("nft", "add", "table", "inet", "lab")
