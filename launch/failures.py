@@ -90,6 +90,7 @@ class Failure:
     last_lines: str = ""
     max_rss_bytes: int = 0
     host: str = ""  # "" in a job on one node
+    is_bare_abort: bool = False  # SIGABRT without a word about another rank
     uncertainty_s: float = 0.0  # of `time` and `order_ns`, against node 0's clock
 
     def to_json(self) -> dict[str, Any]:
@@ -249,6 +250,7 @@ def make_failure(
         is_consequence=is_consequence,
         log=str(log) if log else None,
         last_lines=last_lines,
+        is_bare_abort=-end.exit_code == signal.SIGABRT and report is None and not _PEER_GONE.search(tail),
         max_rss_bytes=end.max_rss_bytes,
     )
 
@@ -256,10 +258,12 @@ def make_failure(
 def by_cause(failures: Sequence[Failure]) -> list[Failure]:
     """Failures with the first cause in front: kind before time.
 
-    On several nodes, two failures whose order the clocks cannot tell are ordered by what is known of them: a bare
+    An abort that said nothing of a peer comes before the connections that it closed. On several nodes, two failures whose order the clocks cannot tell are ordered by what is known of them: a bare
     exit code comes after an exception or a signal.
     """
-    ordered = sorted(failures, key=lambda f: (f.is_consequence, f.order_ns))
+    ordered = sorted(
+        failures, key=lambda f: (f.is_consequence, f.is_consequence and not f.is_bare_abort, f.order_ns)
+    )
     if not ordered:
         return []
     first = min(
@@ -270,7 +274,10 @@ def by_cause(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def _may_be_as_early(failure: Failure, first: Failure) -> bool:
-    if failure.node == first.node or failure.is_consequence != first.is_consequence:
+    if failure.node == first.node or (failure.is_consequence, failure.is_bare_abort) != (
+        first.is_consequence,
+        first.is_bare_abort,
+    ):
         return failure is first
     return (failure.order_ns - first.order_ns) / 1e9 <= failure.uncertainty_s + first.uncertainty_s
 

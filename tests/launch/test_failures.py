@@ -442,3 +442,11 @@ def test_only_a_script_that_says_so_has_refused_its_arguments(
         for rank, (code, exception) in enumerate(ends)
     ]  # fmt: skip
     assert refused_arguments(found) is refused
+
+
+def test_an_abort_that_says_nothing_of_a_peer_comes_before_the_connections_that_it_closed() -> None:
+    """The time of an abort is that of its process's end, which a core dump delays."""
+    abort = _failure(_end(0, -6, 9), tail="free(): invalid pointer")
+    broken = _failure(_end(1, 1, 2), _report("RuntimeError", "Connection closed by peer", 2))
+    watchdog = _failure(_end(2, -6, 1), tail="Watchdog caught collective operation timeout")
+    assert [f.rank for f in by_cause([broken, abort, watchdog])] == [0, 2, 1]
