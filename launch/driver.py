@@ -281,7 +281,8 @@ class _Driver:
         first = self._nodes[0]
         assert first.facts is not None
         assert first.ready is not None
-        meet = f"node 0 at {self._address}:{first.facts['port']}"
+        address = f"[{self._address}]" if ":" in self._address else self._address
+        meet = f"node 0 at {address}:{first.facts['port']}"
         return f"{ranks}; {meet}; {first.ready['threads']}; logs in {self._job.log_dir}."
 
     def _warnings(self) -> list[str]:

@@ -121,6 +121,16 @@ def test_a_hostfile_has_slots_users_ports_and_comments(job: Job) -> None:
     assert "3 ranks on 2 nodes (2, 1 in their order)" in err
 
 
+def test_hosts_may_be_ipv6_addresses(job: Job) -> None:
+    for number, name in enumerate(("n1", "n2"), start=1):
+        place = ("-6", "address", "replace", f"fd77::{number}/64", "dev", "eth0", "nodad")
+        job.hosts[name].must("ip", *place)
+    code, out, err = job.run("--hosts", "[fd77::1],root@[fd77::2]", "train.py")
+    assert code == 0, err
+    assert out.count("sum 2") == 2
+    assert "node 0 at [fd77::1]:" in err
+
+
 def test_a_name_that_means_loopback_to_its_own_host_is_no_harm(job: Job) -> None:
     before = {}
     try:
@@ -217,7 +227,7 @@ def test_another_torch_another_script_and_a_missing_folder_are_found_before_the_
         job.hosts["n2"].must("umount", job.folder)
     job.hosts["n2"].must("mount", "-t", "tmpfs", "none", job.folder.parent)
     try:
-        code, out, err = job.run("--hosts", "n1,n2", "train.py")
+        code, _out, err = job.run("--hosts", "n1,n2", "train.py")
     finally:
         job.hosts["n2"].must("umount", job.folder.parent)
     assert code == 3, err
@@ -247,7 +257,7 @@ def test_a_closed_port_of_node_0_is_found_before_the_start(job: Job) -> None:
         n1.must(
             "nft", "add", "rule", "inet", "lab", "in", "iifname", "eth0", "tcp", "dport", "23456", "reject"
         )
-        code, out, err = job.run("--hosts", "n1,n2", "--master-port", 23456, "train.py")
+        code, _out, err = job.run("--hosts", "n1,n2", "--master-port", 23456, "train.py")
         assert code == 3, err
         assert (
             "n2: it does not reach n1, where the nodes meet (port 23456: 10.77.0.1: Connection refused)"
@@ -322,7 +332,7 @@ def test_a_cut_network_ends_both_sides_within_the_stated_time(job: Job) -> None:
 
 def test_the_first_failure_is_named_with_its_host(job: Job) -> None:
     script = _ALL_REDUCE + "if dist.get_rank() == 1: raise ValueError('no such colour')\ndist.barrier()\n"
-    code, out, err = job.run("--hosts", "n1,n2", "train.py", script=script)
+    code, _out, err = job.run("--hosts", "n1,n2", "train.py", script=script)
     assert code == 1, err
     assert err.count("First failure: ") == 1
     assert "First failure: rank 1 (local rank 0, node 1): ValueError: no such colour" in err
