@@ -9,9 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.dist.environments.hostfile import Host
-from phalanx.dist.environments.slurm import expand_hostlist
+from phalanx.dist.environments.slurm import expand_hostlist, expand_tasks_per_node
 
 CONNECT_S = 10
+#: A step inherits the batch script's sizes by these, and would ask for more than one task, or for a part of the node.
+_SIZES = frozenset(
+    {
+        "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES", "SLURM_NODELIST", "SLURM_TASKS_PER_NODE",
+        "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE", "SLURM_CPUS_PER_TASK",
+        "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_KILL_BAD_EXIT", "SRUN_CPUS_PER_TASK",
+    }
+)  # fmt: skip
 
 
 def allocation(environ: Mapping[str, str]) -> list[str]:
@@ -41,16 +49,20 @@ class BySlurm:
             "--ntasks=1",
             f"--nodelist={host}",
         ]
-        # A step inherits the batch script's sizes by these, and would ask for more than one task.
-        inherited = {
-            "SLURM_NTASKS",
-            "SLURM_NPROCS",
-            "SLURM_NTASKS_PER_NODE",
-            "SLURM_NNODES",
-            "SLURM_NODELIST",
-        }
-        environ = {name: value for name, value in self.environ.items() if name not in inherited}
+        # A step of one task gets one core, unless it asks for those that the job has on the node.
+        cores = self._cores(host)
+        step += [f"--cpus-per-task={cores}"] if cores else []
+        environ = {name: value for name, value in self.environ.items() if name not in _SIZES}
         return _start([*step, *words], environ)
+
+    def _cores(self, host: str) -> int:
+        """What the job has on a node, 0 where Slurm does not say."""
+        try:
+            names = expand_hostlist(self.environ["SLURM_JOB_NODELIST"])
+            counts = expand_tasks_per_node(self.environ["SLURM_JOB_CPUS_PER_NODE"])
+            return counts[names.index(host)]
+        except (KeyError, ValueError, IndexError):
+            return 0
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,17 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from phalanx.dist.environments.rank_environment import RankEnvironment
+from phalanx.launch import slurm_step
 from phalanx.launch import values as checked
 from phalanx.launch.completion_command import completion_script
 from phalanx.launch.dry_run import description
+from phalanx.launch.emit import Emission, emit
 from phalanx.launch.meeting import meeting
 from phalanx.launch.misplaced import check_misplaced
 from phalanx.launch.options import OPTIONS, Given, click_options, notes_without_effect, values_given
@@ -27,6 +30,9 @@ from phalanx.launch.spec import RunSpec, Target, WorkerMain
 from phalanx.launch.targets import RECIPES, recipes, resolve
 from phalanx.launch.values import Values
 from phalanx.tools.usage import CannotFinish, UsageMistake
+
+if TYPE_CHECKING:
+    from phalanx.launch.several_nodes import NodesChosen
 
 
 class _Target(click.Argument):
@@ -82,8 +88,17 @@ def _run(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **_: 
         # A help text needs no ranks, and one copy is enough.
         return partial(os.execv, sys.executable, [sys.executable, "-m", what.name, *args])
     command_line = ("phalanx", "run", *typed)
-    if {"hosts", "hostfile", "local_nodes"} & set(given):
-        return _run_nodes(what, target or "", args, given, command_line)
+    if {"emit", "sbatch"} & set(given):
+        click.echo(emit(Emission(target=what, typed=target or "", args=args, given=given)), nl=False)
+        return 0
+    task = slurm_step.task(given, os.environ)
+    if task is not None and not slurm_step.is_agent(task, os.environ):
+        return _become_rank(task, what, args, given)
+    if task is not None:
+        given = slurm_step.as_agent(task, given, os.environ, what.display)
+    chosen = _nodes(given)
+    if chosen is not None:
+        return _run_nodes(chosen, what, target or "", args, given, command_line)
     spec, placement = build_spec(what, args, given, command_line=command_line)
     if "dry_run" in given:
         click.echo(description(spec, placement))
@@ -101,16 +116,39 @@ def _run(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **_: 
     return run(spec)
 
 
+def _become_rank(task: RankEnvironment, what: Target, args: Sequence[str], given: Values) -> WorkerMain | int:
+    """One of several tasks that srun started on a node: a rank itself."""
+    slurm_step.refuse_agents_options(task, given)
+    variables = slurm_step.rank_variables(task, os.environ)
+    if "dry_run" in given:
+        click.echo(f"Would be rank {task.rank} of {task.world_size}: {what.name}")
+        return 0
+    return partial(slurm_step.become_rank, what, args, variables)
+
+
+def _nodes(given: Values) -> NodesChosen | None:
+    """The nodes to start from here, None where this node's ranks are all that is to be started."""
+    if not ({"hosts", "hostfile", "local_nodes"} & set(given) or os.environ.get("SLURM_JOB_ID")):
+        return None
+    from phalanx.launch.several_nodes import nodes_chosen
+    from phalanx.launch.slurm_job import nodes_of_job
+
+    return nodes_chosen(given) or nodes_of_job(given, os.environ)
+
+
 def _run_nodes(
-    what: Target, typed: str, args: Sequence[str], given: Values, command_line: Sequence[str]
+    chosen: NodesChosen,
+    what: Target,
+    typed: str,
+    args: Sequence[str],
+    given: Values,
+    command_line: Sequence[str],
 ) -> int:
     """On several nodes, from here."""
     from phalanx.launch.driver import drive
     from phalanx.launch.several_nodes import description as nodes_description
-    from phalanx.launch.several_nodes import nodes_chosen, nodes_job
+    from phalanx.launch.several_nodes import nodes_job
 
-    chosen = nodes_chosen(given)
-    assert chosen is not None
     folder = log_folder(checked.text(given, "log_dir"), what.display)
     job = nodes_job(chosen, what, typed, args, given, log_dir=folder, command_line=command_line)
     if "dry_run" in given:

@@ -33,6 +33,7 @@ class NodesChosen:
     start: Start
     option: str  # as typed, for messages
     same_machine: bool = False
+    by: str = "ssh"  # what starts the agents, for messages
 
 
 def nodes_chosen(given: Values) -> NodesChosen | None:
@@ -166,7 +167,7 @@ def description(job: NodesJob, chosen: NodesChosen) -> str:
     """The job as ``--dry-run`` shows it; no host is asked."""
     lines = [f"Would start a node agent on {len(chosen.hosts)} nodes, each with its own ranks:"]
     for number, host in enumerate(chosen.hosts):
-        where = "this machine" if chosen.same_machine else _address(host)
+        where = "this machine" if chosen.same_machine else _address(host, chosen.by)
         own = "".join(f", {key}={given.text}" for key, given in job.per_node[number].items())
         lines.append(f"  {f'node {number}':12} {where}{own}")
     ranks = (
@@ -185,6 +186,6 @@ def description(job: NodesJob, chosen: NodesChosen) -> str:
     return "\n".join(lines)
 
 
-def _address(host: Host) -> str:
+def _address(host: Host, by: str) -> str:
     user = f"{host.user}@" if host.user else ""
-    return f"{user}{host.name}" + (f" port {host.port}" if host.port else "") + " by ssh"
+    return f"{user}{host.name}" + (f" port {host.port}" if host.port else "") + f" by {by}"

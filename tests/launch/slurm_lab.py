@@ -1,4 +1,4 @@
-"""A real Slurm on this machine for tests: one slurmctld and two slurmd that call themselves n1 and n2."""
+"""A real Slurm on this machine for tests: one slurmctld, and slurmd that call themselves n1, n2 and so on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def missing() -> str | None:
 
 
 class SlurmLab:
-    """Two nodes, n1 and n2, each with ``cpus`` CPUs; `srun` runs a command on them."""
+    """Nodes n1, n2 and so on, each with ``cpus`` CPUs; `srun` runs a command on them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,10 +85,10 @@ class SlurmLab:
                 process.kill()
                 out, err = process.communicate()
                 raise AssertionError(f"{command[0]} hung:\n{out}\n{err}\n{self.logs()}") from None
-        self._wait_for_steps()
+        self.wait_for_steps()
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
-    def _wait_for_steps(self, timeout_s: float = 20.0) -> None:
+    def wait_for_steps(self, timeout_s: float = 20.0) -> None:
         """Wait for slurmstepd, which ends a moment after the command that it served."""
         assert self.daemons is not None
         deadline = time.monotonic() + timeout_s
@@ -98,6 +98,52 @@ class SlurmLab:
                 return
             time.sleep(0.05)
         raise AssertionError(f"slurmstepd still runs\n{self.logs()}")
+
+    def sbatch(self, *words: str | Path, environ: Mapping[str, str] | None = None, cwd: Path) -> str:
+        """Submit a batch script; the job's id."""
+        done = self._call("sbatch", "--parsable", *map(str, words), environ=environ, cwd=cwd)
+        return done.strip().partition(";")[0]
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """What Slurm says of a job, by its own names: JobState, Restarts, ExitCode."""
+        words = self._call("scontrol", "--oneliner", "show", "job", job_id).split()
+        return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+    def wait_for_job(self, job_id: str, timeout_s: float = 180.0) -> dict[str, str]:
+        """Wait until a job has ended for good; what Slurm says of it."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            found = self.job(job_id)
+            if found["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"):
+                self.wait_for_steps()
+                return found
+            time.sleep(0.1)
+        self._call("scancel", job_id)
+        raise AssertionError(f"job {job_id} did not end: {found}\n{self.logs()}")
+
+    def scancel(self, *words: str) -> None:
+        """Run ``scancel WORDS``."""
+        self._call("scancel", *words)
+
+    def start_now(self, job_id: str, timeout_s: float = 60.0) -> None:
+        """Let a requeued job start at once; slurmctld makes it wait for two minutes."""
+        deadline = time.monotonic() + timeout_s
+        while self.job(job_id)["JobState"] != "PENDING" and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self._call("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+
+    def _call(self, *words: str, environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+        done = subprocess.run(
+            words,
+            cwd=cwd,
+            env=self.environ | dict(environ or {}),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}\n{self.logs()}"
+        return done.stdout
 
     def inside(self, *words: str) -> str:
         """Run a command as root where the daemons are; what it prints."""
@@ -126,7 +172,7 @@ def _name(process: psutil.Process) -> str:
 
 
 @contextlib.contextmanager
-def slurm_lab(cpus: int = 8, *, settings: str = "", before: str = "") -> Iterator[SlurmLab]:
+def slurm_lab(cpus: int = 8, *, nodes: int = 2, settings: str = "", before: str = "") -> Iterator[SlurmLab]:
     """Start the daemons, and end them all, with every task they started, at the end.
 
     ``settings`` are more lines of slurm.conf, ``before`` shell lines that run in the namespaces first.
@@ -137,7 +183,7 @@ def slurm_lab(cpus: int = 8, *, settings: str = "", before: str = "") -> Iterato
     # Not pytest's tmp_path: the path of a Unix socket has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     try:
-        _configure(folder, cpus, settings, before)
+        _configure(folder, cpus, nodes, settings, before)
         script = folder / "start.sh"
         lab = SlurmLab(folder)
         # The test's own death ends setpriv's child, and --kill-child passes that on to the namespace.
@@ -152,7 +198,7 @@ def slurm_lab(cpus: int = 8, *, settings: str = "", before: str = "") -> Iterato
             )
         lab.daemons = daemons
         try:
-            _wait_until_idle(lab, daemons)
+            _wait_until_idle(lab, daemons, nodes)
             yield lab
         finally:
             daemons.kill()
@@ -161,13 +207,19 @@ def slurm_lab(cpus: int = 8, *, settings: str = "", before: str = "") -> Iterato
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _configure(folder: Path, cpus: int, settings: str, before: str) -> None:
+def _configure(folder: Path, cpus: int, nodes: int, settings: str, before: str) -> None:
     host = socket.gethostname()
-    ports = _free_ports(3)
+    ports = _free_ports(1 + nodes)
+    names = [f"n{number}" for number in range(1, nodes + 1)]
+    node_lines = "\n".join(
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus}"
+        for name, port in zip(names, ports[1:], strict=True)
+    )
+    slurmds = "\n".join(f"slurmd -D -N {name} -f {folder}/slurm.conf &" for name in names)
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o400)
     folder.chmod(0o755)
-    for name in ("state", "spool-n1", "spool-n2"):
+    for name in ("state", *(f"spool-{name}" for name in names)):
         (folder / name).mkdir()
     (folder / "slurm.conf").write_text(
         f"""ClusterName=lab
@@ -195,14 +247,13 @@ SchedulerParameters=sched_interval=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 KillWait=2
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus}
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus}
-PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+{node_lines}
+PartitionName=all Nodes={",".join(names)} Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 {settings}
 """
     )
     known = Path("/etc/hosts").read_text() if Path("/etc/hosts").exists() else ""
-    (folder / "hosts").write_text(f"127.0.0.1 n1 n2\n{known}\n127.0.0.1 {host}\n")
+    (folder / "hosts").write_text(f"127.0.0.1 {' '.join(names)}\n{known}\n127.0.0.1 {host}\n")
     munge = " ".join(
         f"--{name}={folder}/munge.{end}"
         for name, end in (
@@ -219,8 +270,7 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscrib
 munged --foreground --force {munge} &
 while [ ! -S {folder}/munge.socket ]; do sleep 0.05; done
 slurmctld -D -i -f {folder}/slurm.conf &
-slurmd -D -N n1 -f {folder}/slurm.conf &
-slurmd -D -N n2 -f {folder}/slurm.conf &
+{slurmds}
 wait
 """
     )
@@ -234,11 +284,11 @@ def _free_ports(count: int) -> list[int]:
         return [item.getsockname()[1] for item in sockets]
 
 
-def _wait_until_idle(lab: SlurmLab, daemons: subprocess.Popen[bytes]) -> None:
+def _wait_until_idle(lab: SlurmLab, daemons: subprocess.Popen[bytes], nodes: int) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline and daemons.poll() is None:
         states = _states(lab)
-        if states == ["idle", "idle"]:
+        if states == ["idle"] * nodes:
             return
         time.sleep(0.1)
     raise AssertionError(f"the Slurm lab did not start: nodes {_states(lab)}\n{lab.logs()}")
