@@ -139,6 +139,16 @@ OPTIONS: dict[str, tuple[RunOption, ...]] = {
             metavar="N",
             help="Play N nodes on this machine, each with its own agent and ranks.",
         ),
+        RunOption(
+            name="emit",
+            metavar="slurm",
+            help="Print the job as a script for this scheduler, and start nothing.",
+        ),
+        RunOption(
+            name="sbatch",
+            metavar="'OPTIONS'",
+            help="sbatch's options for --emit slurm, as in '-A account -p gpu -t 4:00:00'.",
+        ),
         RunOption(name="nnodes", metavar="N|MIN:MAX", torchrun=True, help="Number of nodes.  [default: 1]"),
         RunOption(name="node-rank", metavar="N", torchrun=True, help="Number of this node, from 0."),
         RunOption(
