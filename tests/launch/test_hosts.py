@@ -196,6 +196,7 @@ def test_a_host_that_is_not_fit_is_named_and_nothing_starts(
     assert "Fix:" in err
     assert "Traceback" not in err
     assert "ran" not in out
+    assert not job.logs.exists()
     assert job.gone()
 
 
@@ -217,11 +218,11 @@ def test_another_torch_another_script_and_a_missing_folder_are_found_before_the_
         assert code in (2, 3), err
         assert f"n2: {job.folder}/train.py is not there" in err
         job.hosts["n2"].must("sh", "-c", f"echo other > {job.folder}/train.py")
-        code, out, err = job.run("--hosts", "n1,n2", "train.py")
+        code, _out, err = job.run("--hosts", "n1,n2", "train.py")
         assert "train.py has another content there" in err
         (job.hosts.folder / "train.py").write_text(_ALL_REDUCE)
         job.hosts["n2"].must("cp", job.hosts.folder / "train.py", f"{job.folder}/train.py")
-        code, out, err = job.run("--hosts", "n1,n2", "train.py")
+        code, _out, err = job.run("--hosts", "n1,n2", "train.py")
         assert "is another folder there than here" in err
     finally:
         job.hosts["n2"].must("umount", job.folder)
@@ -328,6 +329,31 @@ def test_a_cut_network_ends_both_sides_within_the_stated_time(job: Job) -> None:
     assert process.returncode == 1, err
     assert "n1 (n2)" in err
     assert time.monotonic() > 0
+
+
+def test_a_cut_that_ends_in_time_is_waited_for(job: Job) -> None:
+    script = """
+import os, time
+from pathlib import Path
+Path(f"waiting-{os.environ['RANK']}").touch()
+while not Path("go-on").exists():
+    time.sleep(0.02)
+print("went on", flush=True)
+"""
+    process = job.start("--hosts", "n1,n2", "train.py", script=script, PHALANX_LINK_TIMEOUT_S="600")
+    wait_until(lambda: job.waiting(2), "ranks", timeout_s=180)
+    n1, n2 = job.hosts["n1"], job.hosts["n2"]
+    n1.cut(n2)
+    n2.cut(n1)
+    (job.folder / "go-on").touch()
+    log = job.logs / "node-1" / "rank-1.log"
+    wait_until(lambda: log.exists() and "went on" in log.read_text(), "the line beyond the cut", timeout_s=60)
+    n1.mend(n2)
+    n2.mend(n1)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert sorted(out.splitlines()) == ["[n0 rank 0] went on", "[n1 rank 1] went on"]
+    assert job.gone()
 
 
 def test_the_first_failure_is_named_with_its_host(job: Job) -> None:

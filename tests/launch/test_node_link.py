@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 from collections.abc import Iterator
 
@@ -9,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.launch import host_outputs, node_link
 from phalanx.launch.node import job_environ, sent_environ
 from phalanx.launch.node_link import Link, silence_limit
 from phalanx.tools.usage import UsageMistake
+
+
+def test_examples() -> None:
+    assert doctest.testmod(node_link).failed == 0
+    assert doctest.testmod(host_outputs).failed == 0
 
 
 @pytest.fixture
