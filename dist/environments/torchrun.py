@@ -118,6 +118,8 @@ def refuse_loopback_across_nodes(environ: Mapping[str, str], master_addr: str) -
             break
     else:
         return
+    if read_int(environ, "GROUP_WORLD_SIZE") == nodes:
+        return  # agents of all nodes have met, and one of them found this address: all nodes are one machine
     if nodes > 1 and is_loopback(master_addr):
         raise InvalidRankEnvironment(
             f"MASTER_ADDR={master_addr} on {name}={nodes} nodes: every node would reach only itself.\n"
