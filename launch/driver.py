@@ -26,7 +26,7 @@ from phalanx.launch.driver_verdict import Verdict, judge, run_json
 from phalanx.launch.failures import Failure, write_json
 from phalanx.launch.host_problems import Problem, common_address, message_of, problems_of
 from phalanx.launch.interrupts import Interrupts
-from phalanx.launch.node import sent_environ
+from phalanx.launch.node_environ import sent_environ
 from phalanx.launch.node_link import Link, Message, silence_limit
 from phalanx.launch.options import Given
 from phalanx.launch.preflight import fingerprint

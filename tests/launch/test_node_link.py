@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.launch import host_outputs, node_link
-from phalanx.launch.node import job_environ, sent_environ
+from phalanx.launch.node_environ import job_environ, sent_environ
 from phalanx.launch.node_link import Link, silence_limit
 from phalanx.tools.usage import UsageMistake
 
