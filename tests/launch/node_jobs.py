@@ -121,11 +121,11 @@ class NodeJob:
         wait_until(lambda: not marked_processes(self.marker), f"end of {marked_processes(self.marker)}")
         return codes
 
-    def kill_agent(self, node: str) -> None:
-        """SIGKILL for `phalanx run` itself."""
+    def kill_agent(self, node: str, signum: int = signal.SIGKILL) -> None:
+        """A signal for `phalanx run` itself."""
         family = psutil.Process(self.agents[node].pid).children(recursive=True)
         agent = next(process for process in family if process.name().startswith(("python", "phalanx")))
-        agent.kill()
+        agent.send_signal(signum)
 
     def failure(self, node: str = "n1") -> dict[str, Any]:
         (path,) = (self.folder / f"logs-{node}").rglob("failure.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,15 @@ def test_an_agent_that_is_killed_is_named_by_the_other(job: NodeJob, lost: str) 
         in job.text(left)
     )
     assert f"its rank {number} is lost with it" in job.text(left)
+
+
+def test_a_signal_to_one_agent_ends_the_job_on_all_nodes(job: NodeJob) -> None:
+    job.start_all("wait", 0, job.folder / "go")
+    job.wait_for("n1", "is here")
+    job.wait_for("n2", "is here")
+    job.kill_agent("n2", signal.SIGTERM)
+    assert job.end() == {"n1": 143, "n2": 143}
+    assert "node 1 (n2) was ended by SIGTERM; ending here too" in job.text("n1")
 
 
 def test_a_wrong_interface_is_the_failure_of_the_node_that_has_it(job: NodeJob) -> None:
