@@ -66,9 +66,9 @@ def _headers(job: Emission) -> Iterator[str]:
     for name, value in _ours(job, theirs):
         if name not in theirs:
             yield f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "")
-    for name, value in words:
-        joint = "" if value is None else " " if len(name) == 2 else "="
-        yield f"#SBATCH {name}{joint}{'' if value is None else _quoted(value)}"
+    for option, given in words:
+        joint = "" if given is None else " " if len(option) == 2 else "="
+        yield f"#SBATCH {option}{joint}{'' if given is None else _quoted(given)}"
 
 
 def _quoted(value: str) -> str:

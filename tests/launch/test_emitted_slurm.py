@@ -125,7 +125,9 @@ def test_the_warning_before_the_limit_saves_and_the_job_goes_on(lab: SlurmLab, t
     (tmp_path / "job.sh").write_text(text)
     job = lab.sbatch("job.sh", environ=ENVIRON, cwd=tmp_path)
     ledger = tmp_path / "ledger" / "rank-0.jsonl"
-    wait_until(lambda: ledger.exists() and ledger.read_text().count("\n") > 10, "some steps", timeout_s=120)
+    started = lambda: ledger.exists() and ledger.read_text().count("\n") > 10  # noqa: E731
+    wait_until(lambda: started() or lab.job(job)["JobState"] not in ("PENDING", "RUNNING"), "steps", 180)
+    assert started(), "".join(path.read_text() for path in tmp_path.glob("*.out"))
     lab.scancel("--signal=USR1", "--batch", job)
     wait_until(lambda: lab.job(job)["Restarts"] == "1", "the job is requeued", timeout_s=120)
     lab.start_now(job)
