@@ -155,7 +155,7 @@ def test_another_torch_another_script_and_a_missing_folder_are_found_before_the_
         "if os.uname().nodename == 'n3':\n"
         "    m.version = lambda name: '1.2.3' if name == 'torch' else real(name)\n"
     )
-    code, out, err = job.run("--hosts", "n1,n2,n3", "train.py", PYTHONPATH=str(faked))
+    code, _out, err = job.run("--hosts", "n1,n2,n3", "train.py", PYTHONPATH=str(faked))
     assert code == 3, err
     assert "1 of 3 nodes" in err
     assert "n3: torch 1.2.3 there, " in err
