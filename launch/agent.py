@@ -269,6 +269,10 @@ class Supervisor:
 
     def _keep_report(self, local_rank: int, report: dict[str, Any]) -> None:
         """The first report of a rank counts, but one that ends it replaces one of a mere thread."""
+        about_worker = self._witness.explain_worker(report["message"] + report["traceback"])
+        if about_worker:
+            head, separator, rest = report["message"].partition("\n")
+            report = {**report, "message": f"{head} ({about_worker}){separator}{rest}"}
         known = self._reports.get(local_rank)
         if known is None or (known["origin"] == "thread" and report["origin"] == "main"):
             self._reports[local_rank] = report

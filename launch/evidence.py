@@ -14,6 +14,9 @@ from pathlib import Path
 from phalanx.launch.processes import signal_name
 
 _KMSG_LIMIT = 2000  # records read per question
+_NO_LIMIT_BYTES = 1 << 60  # cgroup version 1 writes no limit as a number near 2**63
+#: torch's DataLoader about a worker that the kernel, or somebody, killed.
+_KILLED_WORKER = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: Killed")
 
 _MEANINGS = {
     signal.SIGSEGV: "a memory access outside the process (a crash in native code)",
@@ -56,6 +59,19 @@ def _cgroup_files() -> list[Path]:
     return [file for file in files if _number(file, "oom_kill") is not None]
 
 
+def memory_limit_bytes() -> int | None:
+    """The memory that this process's cgroup may use, None without a limit."""
+    for file in _cgroup_files():
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                limit = (file.parent / name).read_text().strip()
+            except OSError:
+                continue
+            if limit.isdecimal() and int(limit) < _NO_LIMIT_BYTES:
+                return int(limit)
+    return None
+
+
 class Witness:
     """Counters at the start of a run, to be compared with those after a rank was killed."""
 
@@ -83,6 +99,15 @@ class Witness:
         if meaning:
             return meaning
         return f"{signal_name(signum)} was sent to it from outside the run"
+
+    def explain_worker(self, text: str) -> str:
+        """What is to be added to an exception whose text tells of a killed loader worker; "" for any other."""
+        found = _KILLED_WORKER.search(text)
+        if found is None:
+            return ""
+        limit = memory_limit_bytes()
+        limited = f"; the cgroup's limit is {limit / 2**30:.1f} GiB" if limit is not None else ""
+        return f"loader worker {found[1]}: {self._explain_kill(int(found[1]))}{limited}"
 
     def _kernel_log(self) -> list[str]:
         lines: list[str] = []
