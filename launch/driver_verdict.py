@@ -15,6 +15,7 @@ from phalanx.launch.explained import explain_run
 from phalanx.launch.failures import Failure, by_cause, failure_json, format_report, write_json
 from phalanx.launch.preflight import versions
 from phalanx.launch.processes import signal_name
+from phalanx.launch.slurm_state import ending, node_state
 
 if TYPE_CHECKING:
     from phalanx.launch.driver import NodesJob
@@ -52,6 +53,7 @@ def _verdict(job: NodesJob, nodes: Sequence[DriverNode], ended_by: int | None) -
         code = 141 if ended_by == SIGPIPE else 130 if ended_by == SIGINT else 143
         who = "the reader of its output" if ended_by == SIGPIPE else signal_name(ended_by)
         kept = tuple(f"phalanx run: {node.label}: {node.lost}" for node in nodes if node.lost)
+        kept += (f"phalanx run: {why}.",) if (why := ending()) else ()
         return Verdict(code, (*kept, f"phalanx run: ended by {who}; no rank is left. Logs: {job.log_dir}"))
     if failures:
         return _failed(job, nodes, failures)
@@ -87,7 +89,7 @@ def merged(nodes: Sequence[DriverNode]) -> list[Failure]:
 def _lost(node: DriverNode, nodes: Sequence[DriverNode], zero_s: float) -> Failure:
     before = [other.ready["spec"]["nproc_per_node"] for other in nodes[: node.number] if other.ready]
     at_s = node.lost_at or time.time()
-    said = "\n".join(node.stderr_lines()[-20:])
+    said = "\n".join([*node.stderr_lines()[-20:], *filter(None, [node_state(node.host.name), ending()])])
     return Failure(
         rank=sum(before),
         local_rank=0,

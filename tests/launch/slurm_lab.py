@@ -132,6 +132,18 @@ class SlurmLab:
             time.sleep(0.1)
         self._call("scontrol", "update", f"JobId={job_id}", "StartTime=now")
 
+    def end_node(self, name: str, rank: str) -> None:
+        """Kill a node's slurmd, and the slurmstepd above process ``rank``, as a machine's end does."""
+        processes = dict(
+            line.split(None, 1) for line in self.inside("ps", "-eo", "pid,ppid,comm").splitlines()
+        )
+        pid, steps = rank.strip(), []
+        while pid in processes and pid != "1":
+            pid = processes[pid].split()[0]
+            if "slurmstepd" in processes.get(pid, ""):
+                steps.append(pid)
+        self.inside("sh", "-c", f"kill -9 $(cat {self.folder}/slurmd-{name}.pid) {' '.join(steps)}")
+
     def _call(self, *words: str, environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
         done = subprocess.run(
             words,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.launch.slurm_state import ending, node_state
 from tests.launch.launching import wait_until
 from tests.launch.slurm_lab import SlurmLab, missing, slurm_lab
 
@@ -172,3 +173,39 @@ def test_no_rank_outlives_a_bare_run(lab: SlurmLab, tmp_path: Path, signum: sign
     # The ranks are forks of their agents, and have their names.
     wait_until(lambda: "phalanx" not in lab.inside("ps", "-eo", "args"), "no rank is left", timeout_s=60)
     lab.wait_for_steps()
+
+
+def test_slurms_word_on_a_job_that_was_cancelled(lab: SlurmLab, tmp_path: Path) -> None:
+    job = lab.sbatch("-N1", "--output=/dev/null", "--wrap", "sleep 300", cwd=tmp_path)
+    inside = lab.environ | {"SLURM_JOB_ID": job}
+    wait_until(lambda: lab.job(job)["JobState"] == "RUNNING", "the job runs")
+    assert ending(inside) == ""
+    lab.scancel(job)
+    lab.wait_for_job(job)
+    assert ending(inside) == f"Slurm: job {job} is CANCELLED: it was cancelled (scancel)"
+
+
+def test_a_node_whose_slurmd_dies_is_named(lab: SlurmLab, tmp_path: Path) -> None:
+    """With its slurmstepd, as when the machine goes down; last in this file, the node stays away."""
+    (tmp_path / "wait.py").write_text(WAIT)
+    process = subprocess.Popen(
+        ["salloc", "--quiet", "--no-kill", "--immediate=20", "-N2", "-wn3,n4", *RUN, "wait.py"],
+        cwd=tmp_path,
+        env=lab.environ | ENVIRON,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    pids = [tmp_path / f"waiting-{rank}" for rank in range(2)]
+    wait_until(lambda: all(path.exists() and path.read_text() for path in pids), "both ranks", timeout_s=120)
+    lab.end_node("n4", pids[1].read_text())
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert "First failure: rank 1 (local rank 0, node 1" in err, err
+    assert "its node n1 (n4) was lost" in err
+    lab.inside("scontrol", "update", "nodename=n4", "state=down", "reason=test")
+    inside = lab.environ | {"SLURM_JOB_ID": "1"}
+    assert node_state("n4", inside).startswith("Slurm: node n4 is DOWN")
+    assert node_state("n1", inside) == node_state("n4", lab.environ) == ""
+    wait_until(lambda: "phalanx" not in lab.inside("ps", "-eo", "args"), "no rank is left", timeout_s=60)
