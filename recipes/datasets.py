@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import string
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch.utils.data import Dataset
 from phalanx.dist import gather_objects, rank_zero_first
 from phalanx.dist.world import RankZeroFailed
 from phalanx.recipes.augmentations import RandomAffine, RandomShift
-from phalanx.recipes.idx_files import FILE_NAMES, find_idx_files, load_idx_set
+from phalanx.recipes.idx_files import FILE_NAMES, emnist_file_names, find_idx_files, load_idx_set
 from phalanx.recipes.settings import SettingsError
 
 DIGITS_FILE = Path(__file__).parent / "data" / "digits.npz"
@@ -28,10 +29,34 @@ DIGITS_TEST_ITEMS = 360  # the last rows: a writer's digits stand together, a ra
 
 T = TypeVar("T")
 
+#: EMNIST's files are of many splits; ours are named ``emnist-<split>``.
+EMNIST = "emnist-"
+#: In 47 classes a letter whose two forms look alike has one class, named by the capital.
+_MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"
+_EMNIST_CLASSES = {
+    "letters": string.ascii_lowercase,  # both cases in one
+    "balanced": _MERGED,
+    "bymerge": _MERGED,
+    "byclass": string.digits + string.ascii_uppercase + string.ascii_lowercase,
+    "digits": string.digits,
+    "mnist": string.digits,
+}
+#: The names of each set's classes, in the order of the labels.
+CLASS_NAMES: dict[str, tuple[str, ...]] = {
+    "mnist": tuple(string.digits),
+    "fashion": tuple(string.digits),
+    "kmnist": ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
+    **{EMNIST + split: tuple(names) for split, names in _EMNIST_CLASSES.items()},
+}
 #: torchvision's class and folder for each set of IDX files.
-TORCHVISION_NAMES = {"mnist": "MNIST", "fashion": "FashionMNIST"}
+TORCHVISION_NAMES = {
+    "mnist": "MNIST",
+    "fashion": "FashionMNIST",
+    "kmnist": "KMNIST",
+    **{EMNIST + split: "EMNIST" for split in _EMNIST_CLASSES},
+}
 #: Where distributions put them: Debian's package dataset-fashion-mnist.
-WELL_KNOWN_FOLDERS = {"mnist": (), "fashion": (Path("/usr/share/datasets/fashion-mnist"),)}
+WELL_KNOWN_FOLDERS = {"fashion": (Path("/usr/share/datasets/fashion-mnist"),)}
 
 
 class ImageTensors(Dataset[Any]):
@@ -102,6 +127,7 @@ class ImageSets:
     classes: int
     side: int  # rows and columns of an image
     source: str  # where it came from, for the user
+    names: tuple[str, ...]  # of the classes
 
     def described(self) -> str:
         """One line for the user."""
@@ -139,7 +165,7 @@ def load(name: str, data_dir: str, download: bool, validation_fraction: float, s
     an error on all of them that names its host.
 
     Args:
-        name: digits, mnist, fashion or fake.
+        name: digits, fake, or one of `TORCHVISION_NAMES`.
         data_dir: Folder to look in, and to download to.
         download: Fetch what is missing.
         validation_fraction: Share of the training images that is held out, at least 0, below 1.
@@ -163,6 +189,7 @@ def load(name: str, data_dir: str, download: bool, validation_fraction: float, s
             f"--validation-fraction {validation_fraction} leaves nothing to train on.\nFix: a smaller one"
         )
     mean, std = _mean_and_std(train_images[train_rows])
+    names = CLASS_NAMES.get(name, tuple(string.digits))
 
     def part(images: Tensor, labels: Tensor) -> ImageTensors:
         return ImageTensors(images[:, None], labels, mean, std)
@@ -171,9 +198,10 @@ def load(name: str, data_dir: str, download: bool, validation_fraction: float, s
         train=part(train_images[train_rows], train_labels[train_rows]),
         validation=part(train_images[validation_rows], train_labels[validation_rows]),
         test=part(test_images, test_labels),
-        classes=int(train_labels.max()) + 1,
+        classes=len(names),
         side=train_images.shape[-1],
         source=source,
+        names=names,
     )
 
 
@@ -211,43 +239,58 @@ def _fake(train_items: int = 2048, test_items: int = 512, side: int = 28, classe
 def _folders(name: str, data_dir: str) -> list[Path]:
     """Where the files of a set may lie: flat, or as torchvision lays them out."""
     root, inner = Path(data_dir), TORCHVISION_NAMES[name]
-    if name == "mnist":
-        # A folder that holds Fashion-MNIST's files in torchvision's layout is none of MNIST.
-        return [root / inner / "raw", root / inner, root / "raw", root]
-    return [root / inner / "raw", root / inner, root / "raw", root, *WELL_KNOWN_FOLDERS[name]]
+    # A folder that holds another set's files in torchvision's layout is none of this one.
+    folders = [root / inner / "raw", root / inner, root / "raw", root]
+    if inner == "EMNIST":
+        folders.append(root / "gzip")  # as its archive unpacks
+    return [*folders, *WELL_KNOWN_FOLDERS.get(name, ())]
+
+
+def _file_names(name: str) -> tuple[str, ...]:
+    return emnist_file_names(name.removeprefix(EMNIST)) if name.startswith(EMNIST) else FILE_NAMES
 
 
 def from_files(name: str, data_dir: str, download: bool) -> tuple[Arrays, str]:
-    """Images [n, rows, columns] and labels of IDX files, and where they lie. Collective with ``download``."""
+    """Images [n, rows, columns] and labels of IDX files, and where they lie. Collective with ``download``.
+
+    EMNIST's images lie on their side in its files, and the labels of its letters begin at 1: both are put right.
+    """
     if download:
         with rank_zero_first(per="node"):
             fetch(name, Path(data_dir))
+    shown = TORCHVISION_NAMES[name] + (f" {name.removeprefix(EMNIST)}" if name.startswith(EMNIST) else "")
     folders = _folders(name, data_dir)
-    files = find_idx_files(folders, TORCHVISION_NAMES[name])
+    files = find_idx_files(folders, shown, _file_names(name))
     if files is None:
         raise SettingsError(
-            f"--data {name}: {TORCHVISION_NAMES[name]}'s files {', '.join(FILE_NAMES)} (as they are, or packed as .gz) "
+            f"--data {name}: {shown}'s files {', '.join(_file_names(name))} (as they are, or packed as .gz) "
             f"are in none of {', '.join(map(str, folders))}.\n"
             f"There is nothing to train on.\n"
             f"Fix: --download, or --data-dir FOLDER where they lie, or --data digits, which needs no files"
         )
     found = load_idx_set(files)
+    first = 1 if name == EMNIST + "letters" else 0
+    last = first + len(CLASS_NAMES[name]) - 1
     for labels in (found.train_labels, found.test_labels):
-        if labels.max() > 9:
-            raise SettingsError(
-                f"{found.folder} has a label {labels.max()}; {TORCHVISION_NAMES[name]} has 0 to 9."
-            )
+        if labels.max() > last or labels.min() < first:
+            wrong = labels.max() if labels.max() > last else labels.min()
+            raise SettingsError(f"{found.folder} has a label {wrong}; {shown} has {first} to {last}.")
 
-    def tensor(array: Any) -> Tensor:
+    def images(array: Any) -> Tensor:
+        if name.startswith(EMNIST):
+            array = array.transpose(0, 2, 1)
         return torch.from_numpy(array.copy())  # a file's bytes are read-only, which torch has no word for
 
+    def classes(array: Any) -> Tensor:
+        return torch.from_numpy(array.copy()).long() - first
+
     arrays = (
-        tensor(found.train_images),
-        tensor(found.train_labels).long(),
-        tensor(found.test_images),
-        tensor(found.test_labels).long(),
+        images(found.train_images),
+        classes(found.train_labels),
+        images(found.test_images),
+        classes(found.test_labels),
     )
-    return arrays, f"{TORCHVISION_NAMES[name]} in {found.folder}"
+    return arrays, f"{shown} in {found.folder}"
 
 
 def everywhere(make: Callable[[], T]) -> T:
@@ -281,29 +324,34 @@ def fetch(name: str, data_dir: Path, download: Callable[[str, Path], None] | Non
     to call from several processes, hosts and jobs at once: a file lock lets one of them fetch.
 
     Args:
-        name: mnist or fashion.
-        data_dir: Where to put ``MNIST/raw`` or ``FashionMNIST/raw``.
+        name: One of `TORCHVISION_NAMES`. EMNIST comes with all of its splits.
+        data_dir: Where to put ``MNIST/raw``, ``FashionMNIST/raw``, ...
         download: Puts torchvision's layout under a folder; torchvision's own by default.
     """
     target = data_dir / TORCHVISION_NAMES[name] / "raw"
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         with locked(data_dir / ".download.lock"):
-            if all((target / file_name).is_file() for file_name in FILE_NAMES):
+            if all((target / file_name).is_file() for file_name in _file_names(name)):
                 return
             with tempfile.TemporaryDirectory(dir=data_dir, prefix=".download-") as folder:
                 (download or _torchvision_download)(name, Path(folder))
+                came = Path(folder) / TORCHVISION_NAMES[name] / "raw"
+                for file_name in _file_names(name):
+                    (came / file_name).stat()  # all of them before the first is put in place
                 target.mkdir(parents=True, exist_ok=True)
-                for file_name in FILE_NAMES:
-                    os.replace(Path(folder) / TORCHVISION_NAMES[name] / "raw" / file_name, target / file_name)
+                for file in came.glob("*-ubyte"):
+                    os.replace(file, target / file.name)
     except OSError as error:  # also what urllib raises without a network
         raise SettingsError(_download_failed(name, data_dir, error)) from error
 
 
 def _download_failed(name: str, data_dir: Path, error: Exception) -> str:
+    files = "archive gzip.zip" if name.startswith(EMNIST) else "four .gz files"
+    put = "unpack it in" if name.startswith(EMNIST) else "put them into"
     return (
         f"--download: {TORCHVISION_NAMES[name]} could not be fetched into {data_dir}: {error}\n"
-        f"Fix: fetch its four .gz files on a machine that reaches them, put them into {data_dir}, and leave out --download"
+        f"Fix: fetch its {files} on a machine that reaches them, {put} {data_dir}, and leave out --download"
     )
 
 
@@ -332,7 +380,8 @@ def _torchvision_download(name: str, folder: Path) -> None:
             "--download: torchvision, which knows where the files are, is not installed.\n"
             f"Fix: pip install {torchvision_for(torch.__version__)}, or --data digits, which needs no download"
         ) from None
+    split = {"split": name.removeprefix(EMNIST)} if name.startswith(EMNIST) else {}
     try:
-        getattr(datasets, TORCHVISION_NAMES[name])(folder, download=True)
+        getattr(datasets, TORCHVISION_NAMES[name])(folder, download=True, **split)
     except RuntimeError as error:  # torchvision's word for "no mirror answered", or a wrong checksum
         raise OSError(str(error)) from error

@@ -38,12 +38,24 @@ class IdxSet:
     test_labels: Bytes
 
 
-def find_idx_files(folders: Sequence[Path], name: str) -> dict[str, Path] | None:
+def emnist_file_names(split: str) -> tuple[str, ...]:
+    """The four files of one of EMNIST's splits, in the order of `FILE_NAMES`.
+
+    >>> emnist_file_names("letters")[2]
+    'emnist-letters-test-images-idx3-ubyte'
+    """
+    return tuple(f"emnist-{split}-{name.replace('t10k', 'test')}" for name in FILE_NAMES)
+
+
+def find_idx_files(
+    folders: Sequence[Path], name: str, file_names: Sequence[str] = FILE_NAMES
+) -> dict[str, Path] | None:
     """The four files, packed or not, in the first folder that holds any of them.
 
     Args:
         folders: Folders to look in, in order.
         name: The data set, for the message.
+        file_names: What this data set calls them, in the order of `FILE_NAMES`.
 
     Returns:
         Paths by the names in `FILE_NAMES`, or None when no folder holds a single one.
@@ -53,12 +65,16 @@ def find_idx_files(folders: Sequence[Path], name: str) -> dict[str, Path] | None
     """
     for folder in folders:
         found = {
-            file_name: path for file_name in FILE_NAMES if (path := _find(folder, file_name)) is not None
+            role: path
+            for role, file_name in zip(FILE_NAMES, file_names, strict=True)
+            if (path := _find(folder, file_name)) is not None
         }
         if len(found) == len(FILE_NAMES):
             return found
         if found:
-            missing = [file_name for file_name in FILE_NAMES if file_name not in found]
+            missing = [
+                file_name for role, file_name in zip(FILE_NAMES, file_names, strict=True) if role not in found
+            ]
             raise SettingsError(
                 f"The folder {folder} holds {_listed(path.name for path in found.values())}, "
                 f"but lacks {_listed(missing)} (as it is, or packed as .gz).\n"

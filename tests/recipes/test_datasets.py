@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from phalanx.recipes import datasets
-from phalanx.recipes.idx_files import FILE_NAMES, write_idx
+from phalanx.recipes.idx_files import FILE_NAMES, emnist_file_names, write_idx
 from phalanx.recipes.settings import SettingsError
 from tests.ranks import RankRunner
 
@@ -24,6 +25,16 @@ def write_images(folder: Path, items: int = 40, suffix: str = "") -> None:
         count = items if name.startswith("train") else items // 4
         shape = (count,) if "labels" in name else (count, 28, 28)
         write_idx(folder / (name + suffix), random.integers(0, 10 if "labels" in name else 256, shape))
+
+
+def write_emnist(folder: Path, split: str, labels: range, suffix: str = "") -> np.ndarray[Any, Any]:
+    """A split in EMNIST's format: two images a class, each on its side; the training images as they should stand."""
+    folder.mkdir(parents=True, exist_ok=True)
+    upright = np.random.default_rng(0).integers(0, 256, (2 * len(labels), 28, 28), np.uint8)
+    for name in emnist_file_names(split):
+        values = np.tile(labels, 2) if "labels" in name else upright.transpose(0, 2, 1)
+        write_idx(folder / (name + suffix), values)
+    return upright
 
 
 def test_digits_are_split_by_rows_and_seed() -> None:
@@ -75,6 +86,77 @@ def test_auto_means_digits_where_no_mnist_is(tmp_path: Path) -> None:
     assert datasets.locate("auto", str(tmp_path), download=True) == "mnist"
     assert datasets.locate("fashion", str(tmp_path)) == "fashion"
     assert "UCI" in datasets.load("digits", str(tmp_path), False, 0.1, 0).source
+
+
+@pytest.mark.parametrize(
+    ("split", "labels", "classes"),
+    [
+        ("letters", range(1, 27), "a b z"),
+        ("balanced", range(47), "0 1 t"),
+        ("bymerge", range(47), "0 1 t"),
+        ("byclass", range(62), "0 1 z"),
+        ("digits", range(10), "0 1 9"),
+        ("mnist", range(10), "0 1 9"),
+    ],
+)
+def test_emnist_stands_upright_and_its_labels_begin_at_0(
+    tmp_path: Path, split: str, labels: range, classes: str
+) -> None:
+    upright = write_emnist(tmp_path / "EMNIST" / "raw", split, labels)
+    sets = datasets.load(f"emnist-{split}", str(tmp_path), False, 0, seed=0)
+    assert sets.classes == len(labels)
+    assert [sets.names[0], sets.names[1], sets.names[-1]] == classes.split()
+    assert torch.equal(sets.train.images[:, 0], torch.from_numpy(upright))
+    assert sets.train.labels.tolist() == sets.test.labels.tolist() == [*range(len(labels))] * 2
+    assert f"EMNIST {split} in {tmp_path}" in sets.source
+
+
+def test_the_names_of_emnists_classes_are_torchvisions() -> None:
+    known = pytest.importorskip("torchvision").datasets.EMNIST.classes_split_dict
+    assert set(known) == {name.removeprefix("emnist-") for name in datasets.CLASS_NAMES if "emnist-" in name}
+    for split, names in known.items():
+        assert list(datasets.CLASS_NAMES[f"emnist-{split}"]) == [name for name in names if name != "N/A"]
+    assert list(datasets.CLASS_NAMES["kmnist"]) == pytest.importorskip("torchvision").datasets.KMNIST.classes
+
+
+@pytest.mark.parametrize("inner", ["", "raw", "EMNIST/raw", "gzip"])
+def test_emnist_is_found_in_every_layout(tmp_path: Path, inner: str) -> None:
+    write_emnist(tmp_path / inner, "digits", range(10), suffix=".gz")
+    assert len(datasets.load("emnist-digits", str(tmp_path), False, 0.1, 0).train) == 18
+    with pytest.raises(SettingsError, match=r"EMNIST letters[\s\S]*emnist-letters-train-images[\s\S]*Fix:"):
+        datasets.load("emnist-letters", str(tmp_path), False, 0.1, 0)
+
+
+@pytest.mark.parametrize(("first", "wrong"), [(0, "label 0"), (2, "label 27")])
+def test_a_label_that_is_no_letter_is_refused(tmp_path: Path, first: int, wrong: str) -> None:
+    write_emnist(tmp_path, "letters", range(first, first + 26))
+    with pytest.raises(SettingsError, match=f"{wrong}; EMNIST letters has 1 to 26"):
+        datasets.load("emnist-letters", str(tmp_path), False, 0.1, 0)
+
+
+def test_kmnist_is_read_from_its_folder(tmp_path: Path) -> None:
+    write_images(tmp_path / "KMNIST" / "raw")
+    sets = datasets.load("kmnist", str(tmp_path), False, 0.1, 0)
+    assert (len(sets.train), sets.names[0], sets.names[-1]) == (36, "o", "wo")
+    with pytest.raises(SettingsError, match="MNIST's files"):
+        datasets.load("mnist", str(tmp_path), False, 0.1, 0)
+
+
+def test_one_download_of_emnist_serves_every_split(tmp_path: Path) -> None:
+    count = 0
+
+    def download(name: str, folder: Path) -> None:
+        nonlocal count
+        count += 1
+        for split, labels in (("letters", range(1, 27)), ("digits", range(10))):
+            write_emnist(folder / "EMNIST" / "raw", split, labels)
+
+    for split, classes in (("letters", 26), ("digits", 10)):
+        datasets.fetch(f"emnist-{split}", tmp_path, download)
+        assert datasets.load(f"emnist-{split}", str(tmp_path), False, 0.1, 0).classes == classes
+    assert count == 1
+    with pytest.raises(SettingsError, match=r"emnist-balanced-train[\s\S]*gzip.zip"):
+        datasets.fetch("emnist-balanced", tmp_path, download)  # what came lacks it
 
 
 def test_missing_files_say_where_and_what_to_type(tmp_path: Path) -> None:
