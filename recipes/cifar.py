@@ -13,10 +13,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from phalanx.recipes.settings import RunSettings, SettingsError, require, run_recipe
+from phalanx.recipes.optimization import OptimizationSettings, OptimizerName
+from phalanx.recipes.settings import SettingsError, require, run_recipe
 
 if TYPE_CHECKING:
     from phalanx.dist import TensorLoader
@@ -36,8 +36,11 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class CifarSettings(RunSettings):
+class CifarSettings(OptimizationSettings):
     """Train a residual network on CIFAR-10, CIFAR-100, or Fashion-MNIST as colour images."""
+
+    rises: ClassVar[float] = 0.2
+    usual_optimizer: ClassVar[OptimizerName] = "sgd"
 
     # cifar10, cifar100; fashion: Fashion-MNIST as 3 x 32 x 32; fake: made-up patterns
     data: Literal["cifar10", "cifar100", "fashion", "fake"] = "cifar10"
@@ -51,12 +54,8 @@ class CifarSettings(RunSettings):
     model: Literal["fast", "resnet18"] = "fast"
     # channels of the first convolution, the last has eight times as many; None: depends on the data
     width: int | None = None
-    # SGD's peak learning rate: up to it for a fifth of the run, then down to zero; None: depends on data and model
-    lr: float | None = None
-    # SGD's momentum (Nesterov's)
-    momentum: float = 0.9
-    # SGD's pull of the weights towards zero
-    weight_decay: float = 5e-4
+    # the optimizer's pull of the weights towards zero
+    weight_decay: float | None = 5e-4
     # share of the target that is spread over all classes; None: depends on the data
     label_smoothing: float | None = None
     # crop: flip and crop; rand, trivial, auto: RandAugment, TrivialAugment, AutoAugment after them
@@ -76,12 +75,10 @@ class CifarSettings(RunSettings):
         fraction = self.validation_fraction
         require(0 <= fraction < 1, "validation_fraction", fraction, "at least 0, below 1")
         require(self.width is None or 1 <= self.width <= 1024, "width", self.width, "1 to 1024")
-        require(self.lr is None or self.lr > 0, "lr", self.lr, "above 0")
-        require(0 < self.momentum < 1, "momentum", self.momentum, "above 0, below 1")  # Nesterov needs some
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
         smoothing = self.label_smoothing or 0.0
         require(0 <= smoothing < 1, "label_smoothing", smoothing, "at least 0, below 1")
         require(0 <= self.cutout <= 32, "cutout", self.cutout, "0 to 32")
+        self.check_judged(self.validation_fraction > 0, "--validation-fraction 0.1")
         if self.compile and self.virtual_ranks is not None:
             raise SettingsError(
                 "--compile with --virtual-ranks: what is compiled depends on the sizes of the batches that a rank met "
@@ -145,16 +142,15 @@ def loaders(settings: CifarSettings, images: ColorImages) -> tuple[TensorLoader,
 def train(settings: CifarSettings) -> float:
     """Train, or go on training, then test; returns the test accuracy. Collective."""
     from torch.nn import functional as F
-    from torch.optim import SGD
-    from torch.optim.lr_scheduler import LambdaLR
 
     from phalanx.dist import CheckpointManager, init_world, parallelize, seed_everything
-    from phalanx.recipes import color_images, runs, training
+    from phalanx.recipes import color_images, runs, schedules, training
     from phalanx.recipes.display import Display
+    from phalanx.recipes.early_stop import EarlyStop
     from phalanx.recipes.ledger import Ledger
     from phalanx.recipes.metrics_log import MetricsLog, StepMetrics
+    from phalanx.recipes.optimizers import initialise, optimizer_for
     from phalanx.recipes.residual import FlipMean, network
-    from phalanx.recipes.schedules import OneCycle
 
     # The ranks, the data, and the folder of this run.
     world = init_world()
@@ -162,7 +158,6 @@ def train(settings: CifarSettings) -> float:
     settings = settings.resolved()
     assert settings.epochs is not None
     assert settings.width is not None
-    assert settings.lr is not None
     images = color_images.load(
         settings.data, settings.data_dir, settings.download, settings.validation_fraction, settings.seed
     )
@@ -174,25 +169,19 @@ def train(settings: CifarSettings) -> float:
         # The same weights on any number of ranks; later random numbers are the loader's to seed.
         seed_everything(settings.seed)
         made = network(settings.model, len(images.class_names), settings.width)
+        initialise(made, settings.init)
         if settings.compile:
             made.compile()
         model, optimizer, engine = parallelize(
             made,
-            partial(
-                SGD,
-                lr=settings.lr,
-                momentum=settings.momentum,
-                nesterov=True,
-                weight_decay=settings.weight_decay,
-            ),
+            optimizer_for(settings),
             settings.strategy,
             precision=settings.precision,
             virtual_ranks=settings.virtual_ranks,
             loader=train_loader,
         )
         judged = FlipMean(model) if settings.test_flip else model
-        steps = settings.epochs * train_loader.plan.steps_per_epoch
-        scheduler = LambdaLR(optimizer, OneCycle(steps, warmup=0.2))
+        scheduler = schedules.scheduler_for(optimizer, settings, train_loader.plan.steps_per_epoch)
         checkpoints = CheckpointManager(
             run.checkpoints,
             model=model,
@@ -201,7 +190,8 @@ def train(settings: CifarSettings) -> float:
             scheduler=scheduler,
             every_steps=settings.checkpoint_every_steps,
         )
-        first_epoch = checkpoints.restore().epoch
+        restored = checkpoints.restore()
+        stopping = EarlyStop(settings.patience, checkpoints, run.path, restored.values.get("stopping"))
         # What whoever shows the checkpoint an image has to know: see the recipe gradcam.
         about = {
             "recipe": "cifar",
@@ -219,7 +209,9 @@ def train(settings: CifarSettings) -> float:
     ledger = Ledger(settings.ledger, world.rank)
     with Display(settings.epochs, speaks=world.is_rank_zero) as display:
         display.start(run, images.described())
-        for epoch in range(first_epoch, 0 if settings.test_only else settings.epochs):
+        for epoch in range(restored.epoch, 0 if settings.test_only else settings.epochs):
+            if stopping.is_over:
+                break
             for pictures, labels in display.watch(train_loader, epoch):
                 with engine.micro_step(train_loader.key, last=train_loader.is_last_micro):
                     outputs = model(pictures)
@@ -231,11 +223,17 @@ def train(settings: CifarSettings) -> float:
                 if train_loader.is_last_micro:
                     engine.step()
                     scheduler.step()
-                    checkpoints.maybe_save(images=about)
+                    checkpoints.maybe_save(images=about, stopping=stopping.state)
             validation = training.evaluate(judged, validation_loader)
             log.write("validation", epoch + 1, train_loader.progress.step, validation)
             display.epoch_done(epoch, validation)
-            checkpoints.save(images=about)
+            schedules.judge(scheduler, validation["loss"])
+            stopping.judge(validation["loss"], epoch, train_loader.progress.step)
+            checkpoints.save(images=about, stopping=stopping.state)
+            stopping.keep()
+        kept = stopping.take_best(model=model, optimizer=optimizer, loader=train_loader, scheduler=scheduler)
+        if kept is not None:
+            display.say(kept)
         test = training.evaluate(judged, test_loader)
         log.write("test", train_loader.progress.epoch, train_loader.progress.step, test)
         log.close()

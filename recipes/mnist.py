@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from phalanx.recipes.settings import RunSettings, require, run_recipe
+from phalanx.recipes.optimization import OptimizationSettings
+from phalanx.recipes.settings import require, run_recipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,26 +41,34 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "mnist": CLOTHES,
     "fashion": CLOTHES,
+    "kmnist": CLOTHES,
+    "emnist-letters": CLOTHES,
+    "emnist-balanced": CLOTHES,
+    "emnist-byclass": CLOTHES,
+    "emnist-bymerge": CLOTHES,
+    "emnist-digits": CLOTHES,
+    "emnist-mnist": CLOTHES,
     "fake": CLOTHES | {"epochs": 2},
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class MnistSettings(RunSettings):
-    """Train a small convolutional network on MNIST, Fashion-MNIST, or the digits that come along."""
+class MnistSettings(OptimizationSettings):
+    """Train a small convolutional network on MNIST or a set like it, or on the digits that come along."""
 
     # auto: mnist if it is in --data-dir, else digits
-    data: Literal["auto", "digits", "mnist", "fashion", "fake"] = "auto"
+    data: Literal[
+        "auto", "digits", "mnist", "fashion", "kmnist", "emnist-letters", "emnist-balanced", "emnist-byclass",
+        "emnist-bymerge", "emnist-digits", "emnist-mnist", "fake",
+    ] = "auto"  # fmt: skip
     # folder of IDX files, flat or as torchvision lays them out
     data_dir: str = "data"
-    # fetch mnist or fashion into --data-dir, once per node
+    # fetch the data set into --data-dir, once per node
     download: bool = False
     # share of the training images that is held out for validation
     validation_fraction: float = 0.1
-    # Adam's peak learning rate: up to it for a quarter of the run, then down to zero; None: depends on the data
-    lr: float | None = None
-    # Adam's pull of the weights towards zero
-    weight_decay: float = 1e-4
+    # the optimizer's pull of the weights towards zero
+    weight_decay: float | None = 1e-4
     # share of the target that is spread over all classes; None: depends on the data
     label_smoothing: float | None = None
     # of alpha dropout before the linear layers
@@ -77,8 +85,6 @@ class MnistSettings(RunSettings):
             self.validation_fraction,
             "at least 0, below 1",
         )
-        require(self.lr is None or self.lr > 0, "lr", self.lr, "above 0")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
         require(
             0 <= (self.label_smoothing or 0) < 1,
             "label_smoothing",
@@ -86,6 +92,7 @@ class MnistSettings(RunSettings):
             "at least 0, below 1",
         )
         require(0 <= self.dropout < 1, "dropout", self.dropout, "at least 0, below 1")
+        self.check_judged(self.validation_fraction > 0, "--validation-fraction 0.1")
 
     def resolved(self, data: str) -> MnistSettings:
         """For this data set: with every None filled in that depends on it."""
@@ -151,22 +158,20 @@ def loaders(settings: MnistSettings, sets: ImageSets) -> tuple[ShardLoader, Shar
 def train(settings: MnistSettings) -> float:
     """Train, or go on training, then test; returns the test accuracy. Collective."""
     from torch.nn import functional as F
-    from torch.optim import Adam
-    from torch.optim.lr_scheduler import LambdaLR
 
     from phalanx.dist import CheckpointManager, init_world, parallelize, seed_everything
-    from phalanx.recipes import datasets, runs, training
+    from phalanx.recipes import datasets, runs, schedules, training
     from phalanx.recipes.display import Display
+    from phalanx.recipes.early_stop import EarlyStop
     from phalanx.recipes.ledger import Ledger
     from phalanx.recipes.metrics_log import MetricsLog, StepMetrics
-    from phalanx.recipes.schedules import OneCycle
+    from phalanx.recipes.optimizers import initialise, optimizer_for
 
     # The ranks, the data, and the folder of this run.
     world = init_world()
     training.share_cores(world)
     settings = settings.resolved(datasets.locate(settings.data, settings.data_dir, settings.download))
     assert settings.epochs is not None
-    assert settings.lr is not None
     sets = datasets.load(
         settings.data, settings.data_dir, settings.download, settings.validation_fraction, settings.seed
     )
@@ -177,15 +182,17 @@ def train(settings: MnistSettings) -> float:
         train_loader, validation_loader, test_loader = loaders(settings, sets)
         # The same weights on any number of ranks; later random numbers are the loader's to seed.
         seed_everything(settings.seed)
+        made = network(sets.side, sets.classes, settings.dropout)
+        initialise(made, settings.init)
         model, optimizer, engine = parallelize(
-            network(sets.side, sets.classes, settings.dropout),
-            partial(Adam, lr=settings.lr, weight_decay=settings.weight_decay),
+            made,
+            optimizer_for(settings),
             settings.strategy,
             precision=settings.precision,
             virtual_ranks=settings.virtual_ranks,
             loader=train_loader,
         )
-        scheduler = LambdaLR(optimizer, OneCycle(settings.epochs * train_loader.plan.steps_per_epoch))
+        scheduler = schedules.scheduler_for(optimizer, settings, train_loader.plan.steps_per_epoch)
         checkpoints = CheckpointManager(
             run.checkpoints,
             model=model,
@@ -194,7 +201,8 @@ def train(settings: MnistSettings) -> float:
             scheduler=scheduler,
             every_steps=settings.checkpoint_every_steps,
         )
-        first_epoch = checkpoints.restore().epoch
+        restored = checkpoints.restore()
+        stopping = EarlyStop(settings.patience, checkpoints, run.path, restored.values.get("stopping"))
         # What whoever shows the checkpoint an image has to know: see the recipe gradcam.
         about = {
             "recipe": "mnist",
@@ -203,7 +211,7 @@ def train(settings: MnistSettings) -> float:
             "side": sets.side,
             "mean": [sets.train.mean],
             "std": [sets.train.std],
-            "classes": [str(number) for number in range(sets.classes)],
+            "classes": list(sets.names),
         }
 
     # The loop. What it tells goes to metrics.jsonl and the display, from rank 0.
@@ -213,7 +221,9 @@ def train(settings: MnistSettings) -> float:
     ledger = Ledger(settings.ledger, world.rank)
     with Display(settings.epochs, speaks=world.is_rank_zero) as display:
         display.start(run, sets.described())
-        for epoch in range(first_epoch, 0 if settings.test_only else settings.epochs):
+        for epoch in range(restored.epoch, 0 if settings.test_only else settings.epochs):
+            if stopping.is_over:
+                break
             for images, labels in display.watch(train_loader, epoch):
                 with engine.micro_step(train_loader.key, last=train_loader.is_last_micro):
                     outputs = model(images)
@@ -225,11 +235,17 @@ def train(settings: MnistSettings) -> float:
                 if train_loader.is_last_micro:
                     engine.step()
                     scheduler.step()
-                    checkpoints.maybe_save(images=about)
+                    checkpoints.maybe_save(images=about, stopping=stopping.state)
             validation = training.evaluate(model, validation_loader)
             log.write("validation", epoch + 1, train_loader.progress.step, validation)
             display.epoch_done(epoch, validation)
-            checkpoints.save(images=about)
+            schedules.judge(scheduler, validation["loss"])
+            stopping.judge(validation["loss"], epoch, train_loader.progress.step)
+            checkpoints.save(images=about, stopping=stopping.state)
+            stopping.keep()
+        kept = stopping.take_best(model=model, optimizer=optimizer, loader=train_loader, scheduler=scheduler)
+        if kept is not None:
+            display.say(kept)
         test = training.evaluate(model, test_loader)
         log.write("test", train_loader.progress.epoch, train_loader.progress.step, test)
         log.close()

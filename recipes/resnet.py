@@ -11,13 +11,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from phalanx.recipes.settings import RunSettings, SettingsError, require, run_recipe
+from phalanx.recipes.optimization import OptimizationSettings, OptimizerName, ScheduleName
+from phalanx.recipes.settings import SettingsError, require, run_recipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,8 +49,11 @@ FAKE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResnetSettings(RunSettings):
+class ResnetSettings(OptimizationSettings):
     """Train one of torchvision's classifiers on a folder of images."""
+
+    usual_optimizer: ClassVar[OptimizerName] = "sgd"
+    nesterov: ClassVar[bool] = False
 
     # folder: images in --data-dir; fake: made-up patterns
     data: Literal["folder", "fake"] = "folder"
@@ -62,16 +65,6 @@ class ResnetSettings(RunSettings):
     weights: str | None = None
     # what the settings below are where they are not given; v1, v2: as torchvision trained those weights of ResNet-50
     preset: Literal["short", "v1", "v2"] = "short"
-    # SGD's peak learning rate; None: the preset's
-    lr: float | None = None
-    # cosine: down to zero; step: a tenth after each third of the run; None: the preset's
-    schedule: Literal["cosine", "step"] | None = None
-    # epochs in which the learning rate rises to its peak; None: the preset's
-    warmup_epochs: int | None = None
-    # SGD's momentum
-    momentum: float = 0.9
-    # SGD's pull of the weights towards zero; None: the preset's
-    weight_decay: float | None = None
     # whether it also pulls at biases and the scales of norms; None: the preset's, which is yes but for v2
     decay_norms: bool | None = None
     # share of the target that is spread over all classes; None: the preset's
@@ -102,20 +95,23 @@ class ResnetSettings(RunSettings):
     def check(self) -> None:
         """Raise a SettingsError for a value out of range."""
         super().check()
-        for name in ("warmup_epochs", "weight_decay", "mixup", "cutmix"):
+        for name in ("mixup", "cutmix"):
             require((getattr(self, name) or 0) >= 0, name, getattr(self, name), "at least 0")
-        for name in ("momentum", "label_smoothing", "ema_decay"):
+        for name in ("label_smoothing", "ema_decay"):
             require(0 <= (getattr(self, name) or 0) < 1, name, getattr(self, name), "at least 0, below 1")
         for name in ("crop", "test_crop", "test_resize"):
             value = getattr(self, name)
             require(value is None or 8 <= value <= 4096, name, value, "8 to 4096")
-        require(self.lr is None or self.lr > 0, "lr", self.lr, "above 0")
         require(0 <= (self.erase or 0) <= 1, "erase", self.erase, "0 to 1")
         chosen = self.resolved()
         assert chosen.test_crop is not None
         assert chosen.test_resize is not None
         needed = f"at least --test-crop, {chosen.test_crop}"
         require(chosen.test_resize >= chosen.test_crop, "test_resize", chosen.test_resize, needed)
+        if self.weights is not None and self.init != "default":
+            raise SettingsError(
+                f"--weights {self.weights} with --init {self.init}: the weights would begin anew.\nFix: leave out one of them"
+            )
         for name in ("compile", "sync_bn"):
             if getattr(self, name) and self.virtual_ranks is not None:
                 raise SettingsError(
@@ -123,25 +119,16 @@ class ResnetSettings(RunSettings):
                     "Fix: leave out one of them"
                 )
 
+    @property
+    def schedule_name(self) -> ScheduleName:
+        """The schedule that is followed."""
+        name: ScheduleName = self.schedule or PRESETS[self.preset]["schedule"]
+        return name
+
     def resolved(self) -> ResnetSettings:
         """With every None filled in that depends on the preset."""
         known = {"decay_norms": True} | PRESETS[self.preset] | (FAKE if self.data == "fake" else {})
         return dataclasses.replace(self, **{n: v for n, v in known.items() if getattr(self, n) is None})
-
-
-@dataclass(frozen=True)
-class WarmupThen:
-    """Factor of the learning rate at a step: up along a line, then down by ``schedule``."""
-
-    schedule: str
-    warmup_steps: int
-    total_steps: int
-
-    def __call__(self, step: int) -> float:
-        if step < self.warmup_steps:
-            return 0.01 + 0.99 * step / self.warmup_steps
-        done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
-        return float(0.1 ** int(3 * done)) if self.schedule == "step" else (1 + math.cos(math.pi * done)) / 2
 
 
 def change(settings: ResnetSettings) -> Any:
@@ -200,28 +187,27 @@ def loaders(settings: ResnetSettings) -> tuple[ShardLoader, ShardLoader, tuple[s
 
 def groups(settings: ResnetSettings, weights: Iterable[nn.Parameter]) -> Any:
     """The optimizer over these; what has one dim (biases, scales) is pulled at only if asked for."""
-    from torch.optim import SGD
+    from phalanx.recipes.optimizers import optimizer_for
 
     weights = list(weights)
-    decay = settings.weight_decay or 0.0
     found: Any = weights
     if not settings.decay_norms:
         found = [
             {"params": [weight for weight in weights if weight.ndim > 1]},
             {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
         ]
-    return SGD(found, lr=settings.lr or 0.0, momentum=settings.momentum, weight_decay=decay)
+    return optimizer_for(settings)(found)
 
 
 def train(settings: ResnetSettings) -> float:
     """Train, or go on training, then test; returns the test accuracy. Collective."""
-    from torch.optim.lr_scheduler import LambdaLR
-
     from phalanx.dist import CheckpointManager, init_world, parallelize, seed_everything
-    from phalanx.recipes import classifiers, runs, training
+    from phalanx.recipes import classifiers, runs, schedules, training
     from phalanx.recipes.display import Display
+    from phalanx.recipes.early_stop import EarlyStop
     from phalanx.recipes.ledger import Ledger
     from phalanx.recipes.metrics_log import MetricsLog, StepMetrics
+    from phalanx.recipes.optimizers import initialise
 
     # The ranks, the data, and the folder of this run.
     world = init_world()
@@ -237,6 +223,7 @@ def train(settings: ResnetSettings) -> float:
     with training.settings_errors():
         seed_everything(settings.seed)  # the same weights on any number of ranks
         network = classifiers.plain(settings.arch, len(names))
+        initialise(network, settings.init)
         if settings.weights is not None:
             taken = classifiers.take_weights(network, settings.arch, settings.weights)
         made = classifiers.Classifier(
@@ -253,10 +240,7 @@ def train(settings: ResnetSettings) -> float:
             sync_batch_norm=settings.sync_bn,
             loader=train_loader,
         )
-        per_epoch = train_loader.plan.steps_per_epoch
-        warmup_steps = (settings.warmup_epochs or 0) * per_epoch
-        schedule = WarmupThen(settings.schedule or "cosine", warmup_steps, settings.epochs * per_epoch)
-        scheduler = LambdaLR(optimizer, schedule)
+        scheduler = schedules.scheduler_for(optimizer, settings, train_loader.plan.steps_per_epoch)
         checkpoints = CheckpointManager(
             run.checkpoints,
             model=model,
@@ -265,7 +249,8 @@ def train(settings: ResnetSettings) -> float:
             scheduler=scheduler,
             every_steps=settings.checkpoint_every_steps,
         )
-        first_epoch = checkpoints.restore().epoch
+        restored = checkpoints.restore()
+        stopping = EarlyStop(settings.patience, checkpoints, run.path, restored.values.get("stopping"))
         # What whoever shows the checkpoint an image has to know: see the recipe gradcam. The network takes bytes.
         about = {
             "recipe": "resnet",
@@ -284,9 +269,11 @@ def train(settings: ResnetSettings) -> float:
     smoothing, mixup, cutmix = settings.label_smoothing or 0.0, settings.mixup or 0.0, settings.cutmix or 0.0
     with Display(settings.epochs, speaks=world.is_rank_zero) as display:
         display.start(run, f"{settings.arch} on {len(train_loader.dataset)} images of {len(names)} classes")
-        if settings.weights is not None and first_epoch == 0:
+        if settings.weights is not None and restored.epoch == 0:
             display.say(taken)
-        for epoch in range(first_epoch, 0 if settings.test_only else settings.epochs):
+        for epoch in range(restored.epoch, 0 if settings.test_only else settings.epochs):
+            if stopping.is_over:
+                break
             for images, labels in display.watch(train_loader, epoch):
                 with engine.micro_step(train_loader.key, last=train_loader.is_last_micro):
                     pictures, targets = classifiers.mixed(images.float(), labels, len(names), mixup, cutmix)
@@ -300,11 +287,17 @@ def train(settings: ResnetSettings) -> float:
                     scheduler.step()
                     if settings.ema_decay:
                         made.follow(settings.ema_decay, train_loader.progress.step)
-                    checkpoints.maybe_save(images=about)
+                    checkpoints.maybe_save(images=about, stopping=stopping.state)
             validation = training.evaluate(model, test_loader)
             log.write("validation", epoch + 1, train_loader.progress.step, validation)
             display.epoch_done(epoch, validation)
-            checkpoints.save(images=about)
+            schedules.judge(scheduler, validation["loss"])
+            stopping.judge(validation["loss"], epoch, train_loader.progress.step)
+            checkpoints.save(images=about, stopping=stopping.state)
+            stopping.keep()
+        kept = stopping.take_best(model=model, optimizer=optimizer, loader=train_loader, scheduler=scheduler)
+        if kept is not None:
+            display.say(kept)
         test = training.evaluate(model, test_loader)
         log.write("test", train_loader.progress.epoch, train_loader.progress.step, test)
         log.close()

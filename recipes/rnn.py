@@ -14,10 +14,10 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from phalanx.recipes.settings import RunSettings, SettingsError, require, run_recipe
+from phalanx.recipes.optimization import OptimizationSettings, OptimizerName
+from phalanx.recipes.settings import SettingsError, require, run_recipe
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +44,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RnnSettings(RunSettings):
+class RnnSettings(OptimizationSettings):
     """Forecast a monthly series, or model the characters of a text, with a recurrent network."""
+
+    rises: ClassVar[float] = 0.1
+    usual_optimizer: ClassVar[OptimizerName] = "adamw"
 
     # airline: passengers by month; text: characters
     data: Literal["airline", "text"] = "airline"
@@ -55,10 +58,8 @@ class RnnSettings(RunSettings):
     hidden: int | None = None
     # recurrent layers, one on another
     layers: int = 1
-    # the optimizer's peak learning rate: up to it for a tenth of the run, then down to zero; None: depends on the data
-    lr: float | None = None
-    # AdamW's pull of the weights towards zero
-    weight_decay: float = 1e-4
+    # the optimizer's pull of the weights towards zero
+    weight_decay: float | None = 1e-4
     # before and after the recurrent layers; None: depends on the data
     dropout: float | None = None
     # gradients longer than this are shortened to it
@@ -90,10 +91,9 @@ class RnnSettings(RunSettings):
             require(
                 value is None or value >= (name != "sample"), name, value, f"at least {int(name != 'sample')}"
             )
-        for name in ("lr", "max_grad_norm", "temperature"):
+        for name in ("max_grad_norm", "temperature"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "above 0")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
         require(0 <= (self.dropout or 0) < 1, "dropout", self.dropout, "at least 0, below 1")
         require(13 <= self.window <= 60, "window", self.window, "13 to 60")  # a year is warm-up
         require(
@@ -103,6 +103,7 @@ class RnnSettings(RunSettings):
             f"{self.window + 1} to 132",
         )
         require(0 < self.test_fraction < 0.5, "test_fraction", self.test_fraction, "above 0, below 0.5")
+        self.check_judged(self.data == "text", "leave it out, or --data text")
 
     def resolved(self) -> RnnSettings:
         """With every None filled in that depends on the data."""
@@ -116,6 +117,7 @@ class RnnSettings(RunSettings):
 @dataclass
 class _Run:
     model: nn.Module
+    optimizer: Any
     engine: Engine
     scheduler: Any
     checkpoints: CheckpointManager
@@ -123,26 +125,24 @@ class _Run:
 
 def _begin(settings: RnnSettings, run: RunFolder, loader: StepLoader, network: Any) -> _Run:
     """Collective."""
-    from torch.optim import AdamW
-    from torch.optim.lr_scheduler import LambdaLR
-
     from phalanx.dist import CheckpointManager, parallelize, seed_everything
-    from phalanx.recipes.schedules import OneCycle
+    from phalanx.recipes import schedules
+    from phalanx.recipes.optimizers import initialise, optimizer_for
 
     assert settings.epochs is not None
-    assert settings.lr is not None
     seed_everything(settings.seed)  # the same weights on any number of ranks
+    made = network()
+    initialise(made, settings.init)
     model, optimizer, engine = parallelize(
-        network(),
-        partial(AdamW, lr=settings.lr, weight_decay=settings.weight_decay),
+        made,
+        optimizer_for(settings),
         settings.strategy,
         precision=settings.precision,
         max_grad_norm=settings.max_grad_norm,
         virtual_ranks=settings.virtual_ranks,
         loader=loader,
     )
-    steps = settings.epochs * loader.plan.steps_per_epoch
-    scheduler = LambdaLR(optimizer, OneCycle(steps, warmup=0.1))
+    scheduler = schedules.scheduler_for(optimizer, settings, loader.plan.steps_per_epoch)
     checkpoints = CheckpointManager(
         run.checkpoints,
         model=model,
@@ -151,7 +151,7 @@ def _begin(settings: RnnSettings, run: RunFolder, loader: StepLoader, network: A
         scheduler=scheduler,
         every_steps=settings.checkpoint_every_steps,
     )
-    return _Run(model, engine, scheduler, checkpoints)
+    return _Run(model, optimizer, engine, scheduler, checkpoints)
 
 
 # The passengers: windows are samples, so that ranks share them.
@@ -287,8 +287,9 @@ def train_text(settings: RnnSettings) -> dict[str, float]:
     from torch.nn import functional as F
 
     from phalanx.dist import init_world
-    from phalanx.recipes import runs, training
+    from phalanx.recipes import runs, schedules, training
     from phalanx.recipes.display import Display
+    from phalanx.recipes.early_stop import EarlyStop
     from phalanx.recipes.ledger import Ledger
     from phalanx.recipes.metrics_log import MetricsLog, StepLoss
     from phalanx.recipes.recurrent import CharacterModel
@@ -318,6 +319,7 @@ def train_text(settings: RnnSettings) -> dict[str, float]:
         state_size = settings.hidden * (2 if settings.cell == "lstm" else 1)
         states = StreamStates(settings.global_batch_size, (settings.layers, state_size), loader.device)
         states.load(restored.values.get("states"))
+        stopping = EarlyStop(settings.patience, parts.checkpoints, run.path, restored.values.get("stopping"))
 
     log = MetricsLog(run, loader.progress, writes=world.is_rank_zero and not settings.test_only)
     step_loss = StepLoss(log, loader, every=settings.log_every_steps)
@@ -325,6 +327,8 @@ def train_text(settings: RnnSettings) -> dict[str, float]:
     with Display(settings.epochs, speaks=world.is_rank_zero) as display:
         display.start(run, text.described())
         for epoch in range(restored.epoch, 0 if settings.test_only else settings.epochs):
+            if stopping.is_over:
+                break
             for numbers, following in display.watch(loader, epoch):
                 with parts.engine.micro_step(loader.key, last=loader.is_last_micro):
                     # A line stands alone; a stream goes on from where its last segment ended.
@@ -339,11 +343,19 @@ def train_text(settings: RnnSettings) -> dict[str, float]:
                 if loader.is_last_micro:
                     parts.engine.step()
                     parts.scheduler.step()
-                    parts.checkpoints.maybe_save(states=states.gathered)
+                    parts.checkpoints.maybe_save(states=states.gathered, stopping=stopping.state)
             validation = judge(settings, parts.model, text, text.validation, loader.device)
             log.write("validation", epoch + 1, loader.progress.step, validation)
             display.epoch_done(epoch, validation)
-            parts.checkpoints.save(states=states.gathered)
+            schedules.judge(parts.scheduler, validation["bits_per_character"])
+            stopping.judge(validation["bits_per_character"], epoch, loader.progress.step)
+            parts.checkpoints.save(states=states.gathered, stopping=stopping.state)
+            stopping.keep()
+        kept = stopping.take_best(
+            model=parts.model, optimizer=parts.optimizer, loader=loader, scheduler=parts.scheduler
+        )
+        if kept is not None:
+            display.say(kept)
         test = judge(settings, parts.model, text, text.test, loader.device)
         log.write("test", loader.progress.epoch, loader.progress.step, test)
         log.close()

@@ -126,7 +126,8 @@ def test_balanced_draws_rare_classes_as_often() -> None:
     ("words", "told"),
     [
         (["--width", "0"], "--width 0: 1 to 1024 is needed"),
-        (["--momentum", "0"], "--momentum 0.0: above 0, below 1 is needed"),
+        (["--momentum", "1"], "--momentum 1.0: at least 0, below 1 is needed"),
+        (["--optimizer", "adam"], "Fix: give --lr as well, such as 0.001"),
         (["--cutout", "40"], "--cutout 40: 0 to 32 is needed"),
         (["--data", "cifar10", "--data-dir", "none"], "are neither in none/cifar-10-batches-py nor in none"),
         (["--compile", "--virtual-ranks", "2"], "leave out one of them"),

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from phalanx.recipes import resnet
-from phalanx.recipes.resnet import ResnetSettings, WarmupThen
+from phalanx.recipes.resnet import ResnetSettings
 from phalanx.recipes.runs import read_metrics
+from phalanx.recipes.schedules import factor_for
 from tests.ranks import RankRunner
 from tests.recipes.job import assert_equal_runs, run_job
 
@@ -111,16 +112,18 @@ def test_weights_of_a_file_with_other_classes_and_a_heat_map_after(
     assert trained.classes == ("cat", "dog")
 
 
-def test_warmup_then_cosine_or_steps() -> None:
-    cosine = WarmupThen("cosine", 10, 110)
-    assert [round(cosine(step), 2) for step in (0, 5, 10, 60, 110)] == [0.01, 0.51, 1.0, 0.5, 0.0]
-    steps = WarmupThen("step", 0, 90)
-    assert [round(steps(step), 3) for step in (0, 29, 30, 60, 89)] == [1, 1, 0.1, 0.01, 0.01]
+def test_presets_schedules() -> None:
+    """v1: a tenth after each third of the run; v2: up along a line in five epochs, then along a cosine."""
+    v1 = factor_for(ResnetSettings(preset="v1").resolved(), 10)
+    assert [round(v1(10 * epoch), 3) for epoch in (0, 29, 30, 60, 89)] == [1, 1, 0.1, 0.01, 0.01]
+    v2 = factor_for(ResnetSettings(preset="v2", epochs=105).resolved(), 2)
+    assert [round(v2(step), 2) for step in (0, 5, 10, 110, 210)] == [0.01, 0.51, 1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["--weights", "DEFAULT", "--init", "xavier"], "the weights would begin anew"),
         (["--arch", "resnet20"], "--arch resnet20: torchvision has no such classifier"),
         (["--data-dir", "none"], "none/train has no folders of classes"),
         (["--test-crop", "300"], "--test-resize 256: at least --test-crop, 300 is needed"),
