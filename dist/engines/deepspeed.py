@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from phalanx.dist.engines.buffers import SharedBuffers, take_from_rank_zero
+from phalanx.dist.engines.buffers import SharedBuffers, make_contiguous, take_from_rank_zero
 from phalanx.dist.engines.ddp import refuse_sync_batch_norm_on_cpu
 from phalanx.dist.engines.deepspeed_config import clip_norm, make_config, precision_of, read_config
 from phalanx.dist.engines.deepspeed_parts import ZeroParts
@@ -219,6 +219,7 @@ def build(
             f"precision='fp16': DeepSpeed says that this {setting.device.type} cannot compute in fp16.\nFix: precision='bf16'"
         )
     take_from_rank_zero([*model.parameters(), *model.buffers()])
+    make_contiguous(model.parameters())
     state = ZeroState(model, ready_or_none)
     with _quiet(), contextlib.redirect_stdout(io.StringIO()):  # it prints how much memory is used
         wrapped, _, _, _ = package.initialize(

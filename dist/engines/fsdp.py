@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from phalanx.dist.engines import single
-from phalanx.dist.engines.buffers import SharedBuffers, take_from_rank_zero
+from phalanx.dist.engines.buffers import SharedBuffers, make_contiguous, take_from_rank_zero
 from phalanx.dist.engines.ddp import CHECKED_STEPS, refuse_sync_batch_norm_on_cpu
 from phalanx.dist.engines.gradient_gate import GradientGate
 from phalanx.dist.engines.optimizers import point_at, ready_optimizer
@@ -203,6 +203,7 @@ def build(
             ready_optimizer(model, made)  # that its parameters are the model's can be told now only
         before = dict(module.named_parameters())
         take_from_rank_zero([*module.parameters(), *module.buffers()])
+        make_contiguous(module.parameters())
         shard(module, setting, **options)
         if made is not None:
             after = dict(module.named_parameters())
