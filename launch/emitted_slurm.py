@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from phalanx.launch import values as checked
-from phalanx.launch.emit import Emission
-from phalanx.launch.options import BY_KEY, Given
+from phalanx.launch.emit import Emission, option_words
 from phalanx.launch.sbatch_words import given_by, options_of, seconds_of
 from phalanx.launch.values import Values
 from phalanx.tools.usage import UsageMistake
@@ -148,13 +147,8 @@ def _run_words(job: Emission) -> str:
     words: list[str] = []
     for key, given in job.given.items():
         if key not in _NOT_PASSED:
-            words += _words_of(key, given)
+            words += option_words(key, given)
     if "gpus" in job.given and _gpus_per_node(job.given) == 0:
         words += ["--gpus", "none"]
     words += ["-m"] * ("module" in job.given) + ["--no-python"] * ("no_python" in job.given)
     return shlex.join([*words, job.typed, *job.args])
-
-
-def _words_of(key: str, given: Given) -> list[str]:
-    option = BY_KEY[key]
-    return [f"--{option.name}"] if option.metavar is None else [f"--{option.name}", given.text]

@@ -141,13 +141,18 @@ OPTIONS: dict[str, tuple[RunOption, ...]] = {
         ),
         RunOption(
             name="emit",
-            metavar="slurm",
-            help="Print the job as a script for this scheduler, and start nothing.",
+            metavar="slurm|kubernetes",
+            help="Print the job as a script or manifest for this scheduler, and start nothing.",
         ),
         RunOption(
             name="sbatch",
             metavar="'OPTIONS'",
             help="sbatch's options for --emit slurm, as in '-A account -p gpu -t 4:00:00'.",
+        ),
+        RunOption(
+            name="kubernetes",
+            metavar="'KEY=VALUE ..'",
+            help="For --emit kubernetes: image=, and name=, namespace=, claim=NAME:/PATH, shm=, cpu=, memory=, retries=.",
         ),
         RunOption(name="nnodes", metavar="N|MIN:MAX", torchrun=True, help="Number of nodes.  [default: 1]"),
         RunOption(name="node-rank", metavar="N", torchrun=True, help="Number of this node, from 0."),

@@ -13,7 +13,9 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from importlib import metadata
@@ -35,6 +37,7 @@ from phalanx.launch.spec import RunSpec
 #: How long the nodes that have met may take to reach node 0's board.
 _BOARD_LIMIT_S = 20.0
 _STORE_TIMEOUT_S = 300
+_NAME_LIMIT_S = 300.0
 _LEAVE_LIMIT_S = 2.0
 
 
@@ -182,6 +185,33 @@ def reachable_address(endpoint: str) -> str:
         return socket.gethostname()
 
 
+def wait_for_name(endpoint: str, limit_s: float = _NAME_LIMIT_S) -> None:
+    """Return when the host of ``endpoint`` has an address: a pod's name comes some time after the pod.
+
+    Raises:
+        BoardError: It has none within ``limit_s``.
+    """
+    host, _, _ = endpoint.rpartition(":")
+    host = (host or endpoint).strip("[]")
+    deadline, said = time.monotonic() + limit_s, False
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
+            reason = getattr(error, "strerror", None) or str(error)
+        if time.monotonic() >= deadline:
+            raise BoardError(
+                f"the name {host}, where the nodes are to meet, is not known on {socket.gethostname()} ({reason}), "
+                f"and was not within {limit_s:.0f} s.\nFix: check --master-addr or --rdzv-endpoint, or give an address"
+            )
+        if not said:
+            said = True
+            line = f"phalanx run: the name {host} is not known here yet ({reason}); waiting up to {limit_s:.0f} s."
+            print(line, file=sys.stderr, flush=True)
+        time.sleep(1.0)
+
+
 def make_rendezvous(spec: RunSpec) -> RendezvousHandler:
     """The handler for a run: local on one node, torch's own for several."""
     if spec.nnodes_max == 1:
@@ -197,6 +227,8 @@ def make_rendezvous(spec: RunSpec) -> RendezvousHandler:
         _set_patience(conf, spec)
         if spec.node_rank is not None:
             conf.setdefault("is_host", spec.node_rank == 0)
+    if spec.rdzv_backend in ("static", "c10d"):
+        wait_for_name(endpoint)
     local_address = spec.local_addr or reachable_address(endpoint)
     parameters = RendezvousParameters(
         backend=spec.rdzv_backend,

@@ -88,7 +88,7 @@ def _run(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **_: 
         # A help text needs no ranks, and one copy is enough.
         return partial(os.execv, sys.executable, [sys.executable, "-m", what.name, *args])
     command_line = ("phalanx", "run", *typed)
-    if {"emit", "sbatch"} & set(given):
+    if {"emit", "sbatch", "kubernetes"} & set(given):
         click.echo(emit(Emission(target=what, typed=target or "", args=args, given=given)), nl=False)
         return 0
     task = slurm_step.task(given, os.environ)
