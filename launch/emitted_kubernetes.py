@@ -113,7 +113,7 @@ def _rules() -> list[dict[str, Any]]:
 
 
 def _pod(job: Emission, words: dict[str, str], name: str, nodes: int, port: int) -> dict[str, Any]:
-    limits = {key: words[key] for key in ("cpu", "memory") if key in words}
+    limits: dict[str, str] = {key: words[key] for key in ("cpu", "memory") if key in words}
     gpus = _gpus(job)
     if gpus:
         limits["nvidia.com/gpu"] = str(gpus)
