@@ -145,6 +145,7 @@ def train(settings: CifarSettings) -> float:
 
     from phalanx.dist import CheckpointManager, init_world, parallelize, seed_everything
     from phalanx.recipes import color_images, runs, schedules, training
+    from phalanx.recipes.confusion import Confusion
     from phalanx.recipes.display import Display
     from phalanx.recipes.early_stop import EarlyStop
     from phalanx.recipes.ledger import Ledger
@@ -234,8 +235,9 @@ def train(settings: CifarSettings) -> float:
         kept = stopping.take_best(model=model, optimizer=optimizer, loader=train_loader, scheduler=scheduler)
         if kept is not None:
             display.say(kept)
-        test = training.evaluate(judged, test_loader)
-        log.write("test", train_loader.progress.epoch, train_loader.progress.step, test)
+        confusion = Confusion(images.class_names)
+        test = training.evaluate(judged, test_loader, confusion)
+        log.write("test", train_loader.progress.epoch, train_loader.progress.step, test, confusion)
         log.close()
         ledger.close()
         title = f"{settings.data} on {world.world_size} rank{'s' * (world.world_size > 1)}"

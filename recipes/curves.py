@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from phalanx.recipes.runs import read_metrics
 
 KEYS = ("split", "epoch", "step")  # of a line of metrics.jsonl; the rest are scores
@@ -20,7 +22,8 @@ def draw_curves(metrics: Path, picture: Path, title: str) -> bool:
         print("no curves: matplotlib is missing (pip install 'phalanx[recipes]')", flush=True)
         return False
     lines = read_metrics(metrics)
-    names = list(dict.fromkeys(name for line in lines for name in line if name not in KEYS)) or ["loss"]
+    scores = (name for line in lines for name, value in line.items() if not isinstance(value, list))
+    names = [name for name in dict.fromkeys(scores) if name not in KEYS] or ["loss"]
     figure = matplotlib.figure.Figure(
         figsize=(10, 4), layout="constrained"
     )  # no pyplot: no display, no global state
@@ -48,3 +51,12 @@ def write_picture(figure: Any, picture: Path) -> None:
     temporary = picture.with_name(picture.name + ".tmp")
     temporary.write_bytes(content.getvalue())
     os.replace(temporary, picture)
+
+
+def picture_of(figure: Any) -> Any:
+    """A matplotlib figure as an array of bytes [rows, columns, 3]."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3]

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from phalanx.dist.steps import StepLoader
 from phalanx.recipes.curves import draw_curves
+from phalanx.recipes.peak_memory import peak_memory, told_memory, write_memory
 from phalanx.recipes.runs import RunFolder
 from phalanx.recipes.scores import Scores, judged, told
 
@@ -102,7 +103,8 @@ class Display:
         title: str,
         tested_only: bool,
     ) -> None:
-        """Draw the curves, say how the test went and where everything is."""
+        """Draw the curves, say how the test went, what the ranks needed and where everything is. Collective."""
+        peaks = peak_memory()
         if scores:
             self.say(f"test {told(dict(reversed(scores.items())))}")
         if not self._speaks:
@@ -112,8 +114,13 @@ class Display:
             return
         if self.train_s:
             self.say(f"trained for {self.train_s:.1f} s")
+        self.say(f"memory     {told_memory(peaks)} at most")
+        write_memory(run.path, peaks)
         if draw_curves(run.metrics, run.path / "curves.png", title):
             self.say(f"curves     {run.path / 'curves.png'}")
+        for name in ("confusion", "mistakes"):
+            if (run.path / f"{name}.png").is_file():
+                self.say(f"{name:10} {run.path / name}.png")
         self.say(f"log        {run.metrics}")
         self.say(f"checkpoint {checkpoint}")
 

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from phalanx.dist import Accuracy, Progress
 from phalanx.dist.steps import StepLoader
+from phalanx.recipes.confusion import Confusion
+from phalanx.recipes.curves import picture_of
 from phalanx.recipes.runs import RunFolder, read_metrics, write_whole
 from phalanx.recipes.scores import judged
 from phalanx.recipes.share_sums import ShareSums
@@ -26,7 +28,8 @@ class MetricsLog:
 
     A line is a JSON object: ``split`` (train, validation or test), ``epoch`` (from 1), ``step``
     (optimizer steps so far), and the scores: ``loss``, ``accuracy``. A train line is about that step's batch
-    alone, so that a run that was killed and resumed leaves the same lines as one that was not.
+    alone, so that a run that was killed and resumed leaves the same lines as one that was not. The test's of an image
+    recipe has ``confusion`` too: for each true class how many images were taken for each class.
 
     Args:
         run: Where the file and the events lie.
@@ -37,6 +40,7 @@ class MetricsLog:
     def __init__(self, run: RunFolder, progress: Progress, *, writes: bool = True) -> None:
         self._file: TextIO | None = None
         self._events: SummaryWriter | None = None
+        self._folder = run.path
         if not writes:
             return
         kept = [line for line in read_metrics(run.metrics) if _stays(line, progress)]
@@ -44,18 +48,30 @@ class MetricsLog:
         self._file = run.metrics.open("a", encoding="utf-8", buffering=1)
         self._events = _event_writer(run.path / "tensorboard", progress.step)
 
-    def write(self, split: str, epoch: int, step: int, scores: Mapping[str, float]) -> None:
-        """Append a line; it is out of this process at once."""
+    def write(
+        self,
+        split: str,
+        epoch: int,
+        step: int,
+        scores: Mapping[str, float],
+        confusion: Confusion | None = None,
+    ) -> None:
+        """Append a line; it is out of this process at once. ``confusion`` goes with it: counts, and pictures."""
         if self._file is None or not judged(scores):
             return
-        line = {"split": split, "epoch": epoch, "step": step} | {
+        line: dict[str, Any] = {"split": split, "epoch": epoch, "step": step} | {
             name: value if math.isfinite(value) else None  # JSON has no other word for it
             for name, value in scores.items()
         }
+        if confusion is not None and confusion.counts:
+            line["confusion"] = confusion.counts
         self._file.write(json.dumps(line) + "\n")
         if self._events is not None:
             for name, value in scores.items():
                 self._events.add_scalar(f"{name}/{split}", value, step)
+        for name, figure in confusion.draw(self._folder) if confusion is not None else ():
+            if self._events is not None:
+                self._events.add_image(f"{name}/{split}", picture_of(figure), step, dataformats="HWC")
 
     def close(self) -> None:
         """Close both."""

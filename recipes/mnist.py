@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from phalanx.recipes.optimization import OptimizationSettings
-from phalanx.recipes.settings import require, run_recipe
+from phalanx.recipes.settings import SettingsError, require, run_recipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,6 +73,8 @@ class MnistSettings(OptimizationSettings):
     label_smoothing: float | None = None
     # of alpha dropout before the linear layers
     dropout: float = 0.1
+    # of --strategy deepspeed: 0 to 3, how much of the training's state is in shards; None: 0
+    zero_stage: Literal[0, 1, 2, 3] | None = None
     # random change of each training image; None: affine for digits, else none
     augment: Literal["none", "shift", "affine"] | None = None
 
@@ -92,6 +94,11 @@ class MnistSettings(OptimizationSettings):
             "at least 0, below 1",
         )
         require(0 <= self.dropout < 1, "dropout", self.dropout, "at least 0, below 1")
+        if self.zero_stage is not None and self.strategy != "deepspeed":
+            raise SettingsError(
+                f"--zero-stage {self.zero_stage} with --strategy {self.strategy}: it would be ignored.\n"
+                "Fix: --strategy deepspeed, or leave out --zero-stage"
+            )
         self.check_judged(self.validation_fraction > 0, "--validation-fraction 0.1")
 
     def resolved(self, data: str) -> MnistSettings:
@@ -161,6 +168,7 @@ def train(settings: MnistSettings) -> float:
 
     from phalanx.dist import CheckpointManager, init_world, parallelize, seed_everything
     from phalanx.recipes import datasets, runs, schedules, training
+    from phalanx.recipes.confusion import Confusion
     from phalanx.recipes.display import Display
     from phalanx.recipes.early_stop import EarlyStop
     from phalanx.recipes.ledger import Ledger
@@ -191,6 +199,7 @@ def train(settings: MnistSettings) -> float:
             precision=settings.precision,
             virtual_ranks=settings.virtual_ranks,
             loader=train_loader,
+            **({} if settings.zero_stage is None else {"zero_stage": settings.zero_stage}),
         )
         scheduler = schedules.scheduler_for(optimizer, settings, train_loader.plan.steps_per_epoch)
         checkpoints = CheckpointManager(
@@ -246,8 +255,9 @@ def train(settings: MnistSettings) -> float:
         kept = stopping.take_best(model=model, optimizer=optimizer, loader=train_loader, scheduler=scheduler)
         if kept is not None:
             display.say(kept)
-        test = training.evaluate(model, test_loader)
-        log.write("test", train_loader.progress.epoch, train_loader.progress.step, test)
+        confusion = Confusion(sets.names)
+        test = training.evaluate(model, test_loader, confusion)
+        log.write("test", train_loader.progress.epoch, train_loader.progress.step, test, confusion)
         log.close()
         ledger.close()
         title = f"{settings.data} on {world.world_size} rank{'s' * (world.world_size > 1)}"

@@ -203,6 +203,7 @@ def train(settings: ResnetSettings) -> float:
     """Train, or go on training, then test; returns the test accuracy. Collective."""
     from phalanx.dist import CheckpointManager, init_world, parallelize, seed_everything
     from phalanx.recipes import classifiers, runs, schedules, training
+    from phalanx.recipes.confusion import Confusion
     from phalanx.recipes.display import Display
     from phalanx.recipes.early_stop import EarlyStop
     from phalanx.recipes.ledger import Ledger
@@ -298,8 +299,9 @@ def train(settings: ResnetSettings) -> float:
         kept = stopping.take_best(model=model, optimizer=optimizer, loader=train_loader, scheduler=scheduler)
         if kept is not None:
             display.say(kept)
-        test = training.evaluate(model, test_loader)
-        log.write("test", train_loader.progress.epoch, train_loader.progress.step, test)
+        confusion = Confusion(names)
+        test = training.evaluate(model, test_loader, confusion)
+        log.write("test", train_loader.progress.epoch, train_loader.progress.step, test, confusion)
         log.close()
         ledger.close()
         title = f"{settings.arch} on {world.world_size} rank{'s' * (world.world_size > 1)}"

@@ -23,7 +23,7 @@ class SettingsError(ValueError):
 class RunSettings:
     """What every recipe takes. The comment above a setting is its help."""
 
-    # single or ddp; auto: ddp on several ranks
+    # single, ddp, fsdp, deepspeed, accelerate or dp; auto: ddp on several ranks
     strategy: str = "auto"
     # of the forward pass; weights stay fp32
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -70,7 +70,7 @@ class RunSettings:
 KEEPING = frozenset(
     {
         "checkpoint_every_steps", "config", "data_dir", "download", "ledger", "log_every_steps", "micro_batch_size",
-        "num_workers", "output_dir", "print_config", "resume", "strategy", "test_only",
+        "num_workers", "output_dir", "print_config", "resume", "strategy", "test_only", "zero_stage",
     }
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from phalanx.dist import Accuracy, World, gather_objects
 from phalanx.dist.checkpoints import CheckpointError
 from phalanx.dist.steps import StepLoader
+from phalanx.recipes.confusion import Confusion
 from phalanx.recipes.scores import Scores
 from phalanx.recipes.settings import SettingsError
 from phalanx.recipes.share_sums import ShareSums
@@ -51,10 +52,15 @@ def settings_errors() -> Iterator[None]:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loader: StepLoader) -> Scores:
+def evaluate(model: nn.Module, loader: StepLoader, confusion: Confusion | None = None) -> Scores:
     """Mean cross-entropy and accuracy over every sample once, whatever the number of ranks. Collective.
 
     To the last digit the same on all of them when the loader has virtual ranks.
+
+    Args:
+        model: Put back to its mode afterwards.
+        loader: Images and labels.
+        confusion: Is filled, and gathered over the ranks.
     """
     was_training = model.training
     model.eval()
@@ -63,6 +69,10 @@ def evaluate(model: nn.Module, loader: StepLoader) -> Scores:
         outputs = model(images).float()
         sums.add(F.cross_entropy(outputs, labels).double() * len(labels), len(labels))
         accuracy.update(outputs, labels)
+        if confusion is not None:
+            confusion.update(outputs, labels, images)
+    if confusion is not None:
+        confusion.gather()
     model.train(was_training)
     loss_sum, count = sums.totals()
     return {"loss": loss_sum / count if count else float("nan"), "accuracy": accuracy.compute()}

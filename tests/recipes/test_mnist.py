@@ -62,7 +62,8 @@ def test_what_a_run_leaves(run_ranks: RankRunner, tmp_path: Path) -> None:
     (out,) = run_ranks(_train, str(tmp_path), {"epochs": 3}, world_size=1)
     run = tmp_path / "runs" / "mnist"
     assert {path.name for path in run.iterdir()} == {
-        "checkpoints", "config.yaml", "curves.png", "metrics.jsonl", "tensorboard",
+        "checkpoints", "config.yaml", "confusion.png", "curves.png", "memory.json", "metrics.jsonl", "mistakes.png",
+        "tensorboard",
     }  # fmt: skip
     lines = read_metrics(run / "metrics.jsonl")
     assert [line["step"] for line in lines if line["split"] == "train"] == list(range(5, 61, 5))
@@ -72,7 +73,8 @@ def test_what_a_run_leaves(run_ranks: RankRunner, tmp_path: Path) -> None:
         (3, 63),
     ]
     assert lines[-1]["split"] == "test"
-    assert all(set(line) == {"split", "epoch", "step", "loss", "accuracy"} for line in lines)
+    assert all(set(line) == {"split", "epoch", "step", "loss", "accuracy"} for line in lines[:-1])
+    assert sum(map(sum, lines[-1]["confusion"])) == 360
     assert lines[-1]["accuracy"] > 0.85
     assert f"test accuracy {lines[-1]['accuracy']:.2%}" in out
     for path in ("curves.png", "metrics.jsonl", "checkpoints/step-63"):

@@ -52,7 +52,7 @@ def test_the_forecast_beats_the_naive_one(run_ranks: RankRunner, tmp_path: Path)
     assert line["rmse"] < 42.5  # the month a year before: 42.6
     assert line["rmse_all_at_once"] < 95.7  # the last known year again: 95.8
     assert {path.name for path in (tmp_path / "runs/rnn").iterdir()} == {
-        "checkpoints", "config.yaml", "curves.png", "forecast.png", "metrics.jsonl", "tensorboard",
+        "checkpoints", "config.yaml", "curves.png", "forecast.png", "memory.json", "metrics.jsonl", "tensorboard",
     }  # fmt: skip
 
 
