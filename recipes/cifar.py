@@ -152,6 +152,7 @@ def train(settings: CifarSettings) -> float:
     from phalanx.recipes.metrics_log import MetricsLog, StepMetrics
     from phalanx.recipes.optimizers import initialise, optimizer_for
     from phalanx.recipes.residual import FlipMean, network
+    from phalanx.recipes.step_profile import StepProfile
 
     # The ranks, the data, and the folder of this run.
     world = init_world()
@@ -208,7 +209,8 @@ def train(settings: CifarSettings) -> float:
     log = MetricsLog(run, train_loader.progress, writes=world.is_rank_zero and not settings.test_only)
     step_metrics = StepMetrics(log, train_loader, every=settings.log_every_steps)
     ledger = Ledger(settings.ledger, world.rank)
-    with Display(settings.epochs, speaks=world.is_rank_zero) as display:
+    profile = StepProfile(settings.profile, run.path, world.rank)
+    with Display(settings.epochs, speaks=world.is_rank_zero, profile=profile) as display:
         display.start(run, images.described())
         for epoch in range(restored.epoch, 0 if settings.test_only else settings.epochs):
             if stopping.is_over:

@@ -57,6 +57,6 @@ def picture_of(figure: Any) -> Any:
     """A matplotlib figure as an array of bytes [rows, columns, 3]."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3]

@@ -14,6 +14,7 @@ from phalanx.recipes.curves import draw_curves
 from phalanx.recipes.peak_memory import peak_memory, told_memory, write_memory
 from phalanx.recipes.runs import RunFolder
 from phalanx.recipes.scores import Scores, judged, told
+from phalanx.recipes.step_profile import StepProfile
 
 
 class Display:
@@ -23,11 +24,20 @@ class Display:
         epochs: Of the whole run.
         speaks: Whether this rank prints.
         stream: Where to; a bar is drawn only when it is a terminal.
+        profile: Is told of each step, and its table shown at the end.
     """
 
-    def __init__(self, epochs: int, *, speaks: bool, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        epochs: int,
+        *,
+        speaks: bool,
+        stream: TextIO | None = None,
+        profile: StepProfile | None = None,
+    ) -> None:
         self._stream = sys.stdout if stream is None else stream
         self._epochs, self._speaks = epochs, speaks
+        self._profile = profile or StepProfile(False, Path(), 0)
         self._bar: Any = None
         self._task: Any = None
         self._started = time.monotonic()
@@ -75,14 +85,18 @@ class Display:
             self._bar.update(self._task, description=f"epoch {epoch + 1}/{self._epochs}")
         while True:
             before = time.monotonic()
-            batch = next(batches, None)
+            with self._profile.data():
+                batch = next(batches, None)
             now = time.monotonic()
             self._waited_s += now - before
             self._epoch_s = now - begun
             if batch is None:
                 break
-            yield batch
+            with self._profile.work():
+                yield batch
+                self._profile.finish_work()
             if loader.is_last_micro:
+                self._profile.step_done()
                 self._samples += loader.global_count
                 if self._bar is not None:
                     self._bar.update(self._task, completed=loader.progress.step, rate=self._rate())
@@ -104,7 +118,7 @@ class Display:
         tested_only: bool,
     ) -> None:
         """Draw the curves, say how the test went, what the ranks needed and where everything is. Collective."""
-        peaks = peak_memory()
+        peaks, profile = peak_memory(), self._profile.told()
         if scores:
             self.say(f"test {told(dict(reversed(scores.items())))}")
         if not self._speaks:
@@ -114,6 +128,8 @@ class Display:
             return
         if self.train_s:
             self.say(f"trained for {self.train_s:.1f} s")
+        for line in profile:
+            self.say(line)
         self.say(f"memory     {told_memory(peaks)} at most")
         write_memory(run.path, peaks)
         if draw_curves(run.metrics, run.path / "curves.png", title):

@@ -174,6 +174,7 @@ def train(settings: MnistSettings) -> float:
     from phalanx.recipes.ledger import Ledger
     from phalanx.recipes.metrics_log import MetricsLog, StepMetrics
     from phalanx.recipes.optimizers import initialise, optimizer_for
+    from phalanx.recipes.step_profile import StepProfile
 
     # The ranks, the data, and the folder of this run.
     world = init_world()
@@ -192,6 +193,7 @@ def train(settings: MnistSettings) -> float:
         seed_everything(settings.seed)
         made = network(sets.side, sets.classes, settings.dropout)
         initialise(made, settings.init)
+        stage: dict[str, Any] = {} if settings.zero_stage is None else {"zero_stage": settings.zero_stage}
         model, optimizer, engine = parallelize(
             made,
             optimizer_for(settings),
@@ -199,7 +201,7 @@ def train(settings: MnistSettings) -> float:
             precision=settings.precision,
             virtual_ranks=settings.virtual_ranks,
             loader=train_loader,
-            **({} if settings.zero_stage is None else {"zero_stage": settings.zero_stage}),
+            **stage,
         )
         scheduler = schedules.scheduler_for(optimizer, settings, train_loader.plan.steps_per_epoch)
         checkpoints = CheckpointManager(
@@ -228,7 +230,8 @@ def train(settings: MnistSettings) -> float:
     log = MetricsLog(run, train_loader.progress, writes=writes)
     step_metrics = StepMetrics(log, train_loader, every=settings.log_every_steps)
     ledger = Ledger(settings.ledger, world.rank)
-    with Display(settings.epochs, speaks=world.is_rank_zero) as display:
+    profile = StepProfile(settings.profile, run.path, world.rank)
+    with Display(settings.epochs, speaks=world.is_rank_zero, profile=profile) as display:
         display.start(run, sets.described())
         for epoch in range(restored.epoch, 0 if settings.test_only else settings.epochs):
             if stopping.is_over:

@@ -18,11 +18,10 @@ MEMORY_FILE = "memory.json"
 
 def peak_memory() -> list[dict[str, Any]]:
     """For each rank: ``host``, ``peak_rss_bytes`` (since the process began), ``peak_cuda_bytes`` (None without CUDA). Collective."""
-    used_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     mine = {
         "host": socket.gethostname(),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts in KiB
-        "peak_cuda_bytes": torch.cuda.max_memory_allocated() if used_cuda else None,
+        "peak_cuda_bytes": torch.cuda.max_memory_allocated() or None,  # 0 where no GPU is used
     }
     return [{"rank": rank, **found} for rank, found in enumerate(gather_objects(mine))]
 

@@ -209,6 +209,7 @@ def train(settings: ResnetSettings) -> float:
     from phalanx.recipes.ledger import Ledger
     from phalanx.recipes.metrics_log import MetricsLog, StepMetrics
     from phalanx.recipes.optimizers import initialise
+    from phalanx.recipes.step_profile import StepProfile
 
     # The ranks, the data, and the folder of this run.
     world = init_world()
@@ -268,7 +269,8 @@ def train(settings: ResnetSettings) -> float:
     step_metrics = StepMetrics(log, train_loader, every=settings.log_every_steps)
     ledger = Ledger(settings.ledger, world.rank)
     smoothing, mixup, cutmix = settings.label_smoothing or 0.0, settings.mixup or 0.0, settings.cutmix or 0.0
-    with Display(settings.epochs, speaks=world.is_rank_zero) as display:
+    profile = StepProfile(settings.profile, run.path, world.rank)
+    with Display(settings.epochs, speaks=world.is_rank_zero, profile=profile) as display:
         display.start(run, f"{settings.arch} on {len(train_loader.dataset)} images of {len(names)} classes")
         if settings.weights is not None and restored.epoch == 0:
             display.say(taken)

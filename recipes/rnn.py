@@ -166,6 +166,7 @@ def train_series(settings: RnnSettings) -> dict[str, float]:
     from phalanx.recipes.ledger import Ledger
     from phalanx.recipes.metrics_log import MetricsLog, StepLoss
     from phalanx.recipes.recurrent import Forecaster
+    from phalanx.recipes.step_profile import StepProfile
 
     world = init_world()
     training.share_cores(world)
@@ -196,7 +197,8 @@ def train_series(settings: RnnSettings) -> dict[str, float]:
     log = MetricsLog(run, loader.progress, writes=world.is_rank_zero and not settings.test_only)
     step_loss = StepLoss(log, loader, every=settings.log_every_steps)
     ledger = Ledger(settings.ledger, world.rank)
-    with Display(settings.epochs, speaks=world.is_rank_zero) as display:
+    profile = StepProfile(settings.profile, run.path, world.rank)
+    with Display(settings.epochs, speaks=world.is_rank_zero, profile=profile) as display:
         display.start(run, known.described())
         for epoch in range(first_epoch, 0 if settings.test_only else settings.epochs):
             for values, months in display.watch(loader, epoch):
@@ -293,6 +295,7 @@ def train_text(settings: RnnSettings) -> dict[str, float]:
     from phalanx.recipes.ledger import Ledger
     from phalanx.recipes.metrics_log import MetricsLog, StepLoss
     from phalanx.recipes.recurrent import CharacterModel
+    from phalanx.recipes.step_profile import StepProfile
     from phalanx.recipes.stream_states import StreamStates
     from phalanx.recipes.texts import load_text
 
@@ -324,7 +327,8 @@ def train_text(settings: RnnSettings) -> dict[str, float]:
     log = MetricsLog(run, loader.progress, writes=world.is_rank_zero and not settings.test_only)
     step_loss = StepLoss(log, loader, every=settings.log_every_steps)
     ledger = Ledger(settings.ledger, world.rank)
-    with Display(settings.epochs, speaks=world.is_rank_zero) as display:
+    profile = StepProfile(settings.profile, run.path, world.rank)
+    with Display(settings.epochs, speaks=world.is_rank_zero, profile=profile) as display:
         display.start(run, text.described())
         for epoch in range(restored.epoch, 0 if settings.test_only else settings.epochs):
             if stopping.is_over:

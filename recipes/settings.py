@@ -47,6 +47,8 @@ class RunSettings:
     output_dir: str | None = None
     # go on with a run that was cut short; --no-resume starts anew and keeps an earlier run of --output-dir aside
     resume: bool = True
+    # record some steps: a trace per rank in the run's folder, and a table of where their time goes
+    profile: bool = False
     # test the newest checkpoint of the run, train nothing
     test_only: bool = False
     # YAML file of settings; the command line wins over it
@@ -70,7 +72,7 @@ class RunSettings:
 KEEPING = frozenset(
     {
         "checkpoint_every_steps", "config", "data_dir", "download", "ledger", "log_every_steps", "micro_batch_size",
-        "num_workers", "output_dir", "print_config", "resume", "strategy", "test_only", "zero_stage",
+        "num_workers", "output_dir", "print_config", "profile", "resume", "strategy", "test_only", "zero_stage",
     }
 )  # fmt: skip
 
