@@ -263,7 +263,7 @@ def from_files(name: str, data_dir: str, download: bool) -> tuple[Arrays, str]:
     files = find_idx_files(folders, shown, _file_names(name))
     if files is None:
         raise SettingsError(
-            f"--data {name}: {shown}'s files {', '.join(_file_names(name))} (as they are, or packed as .gz) "
+            f"--data {name}: the files of {shown}, {', '.join(_file_names(name))} (as they are, or packed as .gz) "
             f"are in none of {', '.join(map(str, folders))}.\n"
             f"There is nothing to train on.\n"
             f"Fix: --download, or --data-dir FOLDER where they lie, or --data digits, which needs no files"

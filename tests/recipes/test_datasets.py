@@ -138,7 +138,7 @@ def test_kmnist_is_read_from_its_folder(tmp_path: Path) -> None:
     write_images(tmp_path / "KMNIST" / "raw")
     sets = datasets.load("kmnist", str(tmp_path), False, 0.1, 0)
     assert (len(sets.train), sets.names[0], sets.names[-1]) == (36, "o", "wo")
-    with pytest.raises(SettingsError, match="MNIST's files"):
+    with pytest.raises(SettingsError, match="the files of MNIST, "):
         datasets.load("mnist", str(tmp_path), False, 0.1, 0)
 
 
