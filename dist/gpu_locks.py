@@ -32,7 +32,7 @@ def hold(uuid: str, folder: Path | None = None) -> bool:
     """
     if uuid in _held:
         return True
-    handle = _open(uuid, folder or default_folder())
+    handle = open_lock_file(uuid, folder or default_folder())
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -84,8 +84,8 @@ def lock_file(uuid: str, folder: Path | None = None) -> Path:
     return (folder or default_folder()) / (re.sub(r"[^A-Za-z0-9-]", "_", uuid) + ".lock")
 
 
-def _open(uuid: str, folder: Path) -> int:
-    """The lock file, made when it is not there.
+def open_lock_file(uuid: str, folder: Path) -> int:
+    """The lock file, made when it is not there, for all users.
 
     Without O_CREAT first: Linux refuses that flag on somebody else's file in a sticky folder
     (fs.protected_regular), though the file may be opened.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,10 +146,13 @@ def lock_name(index: int, uuid: str) -> str:
 
 
 def _process(pid: int) -> str:
-    """Name and user of a process, or its number alone: it is gone, or in another container."""
+    """Name, user and start of a process, or its number alone: it is gone, or in another container."""
+    import psutil  # only where a GPU is in use
+
     try:
         name = Path(f"/proc/{pid}/comm").read_text().strip()
         user = pwd.getpwuid(os.stat(f"/proc/{pid}").st_uid).pw_name
-    except (OSError, KeyError):
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(psutil.Process(pid).create_time()))
+    except (OSError, KeyError, psutil.Error):
         return f"pid {pid}"
-    return f"{name} (pid {pid}, {user})"
+    return f"{name} (pid {pid}, {user}, since {since})"

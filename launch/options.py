@@ -59,6 +59,15 @@ OPTIONS: dict[str, tuple[RunOption, ...]] = {
             help="GPUs for the ranks, one each: idle ones, all, none, or nvidia-smi's numbers or UUIDs (2,5).",
         ),
         RunOption(
+            name="wait",
+            help="With --gpus auto[:N]: wait until so many GPUs are idle, first come first served.",
+        ),
+        RunOption(
+            name="wait-timeout-s",
+            metavar="SECONDS",
+            help="How long --wait waits before it gives up.  [default: for ever]",
+        ),
+        RunOption(
             name="virtual-local-rank",
             torchrun=True,
             help="Each rank sees its own GPU alone, as device 0, and LOCAL_RANK=0.",

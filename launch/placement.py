@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.launch.node_gpus import NodeGpu, NodeGpus, hold, node_gpus
 from phalanx.launch.options import Given
 from phalanx.launch.values import Values
+from phalanx.launch.waiting import Waiting
 from phalanx.tools.usage import UsageMistake, nearest
 
 
@@ -38,9 +40,17 @@ def place(values: Values, environ: Mapping[str, str] = os.environ, *, take: bool
 
     Raises:
         UsageMistake: More ranks than GPUs, a GPU that does not exist or is in use, or a bad value.
+        CannotFinish: ``--wait`` took longer than ``--wait-timeout-s``.
     """
+    with Waiting(values) if take and "wait" in values else nullcontext() as waiting:
+        return _place(values, environ, take, waiting)
+
+
+def _place(values: Values, environ: Mapping[str, str], take: bool, waiting: Waiting | None) -> Placement:
     while True:
         node = node_gpus(environ)
+        if waiting is not None and not waiting.is_over(node):
+            continue
         found, chosen = choose(values, node, cores=available_cores(), environ=environ)
         lost = hold(chosen) if take else []
         # A GPU that another job took this moment: look again, it is in use now. One asked for by name is shared.
@@ -103,7 +113,7 @@ def _devices(
         if not idle:
             raise UsageMistake(
                 f"Every visible GPU is in use: {_held(visible)}.",
-                fix="--gpus all to share them, --gpus none to run on the CPU, or wait",
+                fix="--gpus all to share them, --gpus none to run on the CPU, or --gpus auto:N --wait",
             )
         return idle, _entries(idle), [f"left out, in use: {_held(visible)}."]
     word = given.text.strip().lower()

@@ -17,7 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from phalanx.dist.environments.rank_environment import RankEnvironment
-from phalanx.launch import slurm_step
+from phalanx.launch import slurm_step, waiting
 from phalanx.launch import values as checked
 from phalanx.launch.completion_command import completion_script
 from phalanx.launch.dry_run import description
@@ -88,6 +88,7 @@ def _run(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **_: 
         # A help text needs no ranks, and one copy is enough.
         return partial(os.execv, sys.executable, [sys.executable, "-m", what.name, *args])
     command_line = ("phalanx", "run", *typed)
+    waiting.check(given)
     if {"emit", "sbatch", "kubernetes"} & set(given):
         click.echo(emit(Emission(target=what, typed=target or "", args=args, given=given)), nl=False)
         return 0
@@ -98,6 +99,7 @@ def _run(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **_: 
         given = slurm_step.as_agent(task, given, os.environ, what.display)
     chosen = _nodes(given)
     if chosen is not None:
+        waiting.check(given, several_nodes=True)
         return _run_nodes(chosen, what, target or "", args, given, command_line)
     spec, placement = build_spec(what, args, given, command_line=command_line)
     if "dry_run" in given:
