@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # torchvision imports it, and that sets a variable in the environment
 
 from phalanx.recipes import datasets
 from phalanx.recipes.idx_files import FILE_NAMES, emnist_file_names, write_idx
