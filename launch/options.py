@@ -115,6 +115,12 @@ OPTIONS: dict[str, tuple[RunOption, ...]] = {
             help="Time the ranks get to end by themselves after a signal.  [default: 10]",
         ),
         RunOption(
+            name="hang-timeout-s",
+            metavar="SECONDS",
+            help="End the job, and say where each rank stands, when none makes progress for so long (one node).  "
+            "[default: never]",
+        ),
+        RunOption(
             name="shutdown-timeout", metavar="SECONDS", torchrun=True, help="torchrun's name for --grace-s."
         ),
         RunOption(

@@ -243,7 +243,12 @@ class _Run:
             node=None if self._line is None else self._line.node,
         )
         witness = Witness()
-        supervisor = Supervisor(spec, guardian, output, interrupts, reports, witness)
+        make_supervisor = Supervisor
+        if spec.hang_timeout_s is not None:
+            from phalanx.launch.hangs import WatchingSupervisor
+
+            make_supervisor = WatchingSupervisor
+        supervisor = make_supervisor(spec, guardian, output, interrupts, reports, witness)
         try:
             handler = (
                 interrupts.call(lambda: make_rendezvous(spec))

@@ -100,6 +100,7 @@ def _run(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **_: 
     chosen = _nodes(given)
     if chosen is not None:
         waiting.check(given, several_nodes=True)
+        _check_hang_timeout(given, several_nodes=True)
         return _run_nodes(chosen, what, target or "", args, given, command_line)
     spec, placement = build_spec(what, args, given, command_line=command_line)
     if "dry_run" in given:
@@ -206,6 +207,7 @@ def build_spec(
     grace_s = checked.seconds(given, "grace_s", zero=True)
     if grace_s is None:
         grace_s = checked.seconds(given, "shutdown_timeout", zero=True)
+    hang_timeout_s = _check_hang_timeout(given, several_nodes=meet.nnodes_max > 1)
     max_restarts = checked.whole_number(given, "max_restarts", low=0)
     monitor_interval_s = checked.seconds(given, "monitor_interval", zero=False)
     show = checked.choice(given, "show", ("rank0", "all"))
@@ -237,12 +239,22 @@ def build_spec(
         run_path="run_path" in given,
         virtual_local_rank="virtual_local_rank" in given or placement.virtual_local_rank,
         grace_s=base.grace_s if grace_s is None else grace_s,
+        hang_timeout_s=hang_timeout_s,
         omp_num_threads=placement.omp_num_threads,
         signals_to_handle=base.signals_to_handle if signals is None else signals,
         notes=notes,
         command_line=tuple(command_line),
     )
     return spec, placement
+
+
+def _check_hang_timeout(given: Values, *, several_nodes: bool) -> float | None:
+    if several_nodes and "hang_timeout_s" in given:
+        raise UsageMistake(
+            f"{given['hang_timeout_s']}: hangs are looked for on one node only, and this job has several.",
+            fix="leave --hang-timeout-s out",
+        )
+    return checked.seconds(given, "hang_timeout_s", zero=False)
 
 
 def headline(spec: RunSpec, placement: Placement) -> str:

@@ -56,6 +56,7 @@ class RunSpec:
     run_path: bool = False  # the script through runpy.run_path (torchrun's --run-path)
     virtual_local_rank: bool = False  # LOCAL_RANK=0 everywhere, one device visible to each rank
     grace_s: float = 10.0  # between the signal passed on and SIGKILL
+    hang_timeout_s: float | None = None  # > 0; None: no look-out for hangs
     omp_num_threads: int | None = None  # to set where the user's environment does not; None leaves it
     signals_to_handle: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     notes: tuple[str, ...] = ()  # lines already shown to the user, for run.json

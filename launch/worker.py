@@ -37,6 +37,9 @@ from phalanx.launch import processes
 PLAN_VARIABLE = "PHALANX_WORKER_PLAN"
 #: Exit code of a rank that saved its state because a signal asked it to stop.
 EXIT_SAVED = 75
+#: A rank that gets this signal adds its stack to the file that this variable names.
+STACK_SIGNAL = signal.SIGRTMIN + 9
+STACKS_VARIABLE = "PHALANX_STACKS_FILE"
 _MESSAGE_LIMIT = 8_000
 _TRACEBACK_LIMIT = 64_000
 
@@ -308,6 +311,14 @@ def _watch_steps() -> None:
         record_if_asked()
 
 
+def _show_stack_when_asked() -> None:
+    """For `--hang-timeout-s`: this process, and those that it forks, can be asked where they stand."""
+    path = os.environ.pop(STACKS_VARIABLE, "")
+    if path:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        faulthandler.register(STACK_SIGNAL, file=file, all_threads=False)
+
+
 def _own_part(trace: types.TracebackType | None) -> types.TracebackType | None:
     """The traceback without the frames of this file and of runpy, which plain Python would not have."""
     ours = {__file__, runpy.__file__, "<frozen runpy>"}
@@ -359,6 +370,7 @@ def main(plan: WorkerPlan) -> None:
         faulthandler.enable()  # a crash in native code then says where Python stood
     reporter = Reporter(plan.report_address)
     reporter.watch_threads()
+    _show_stack_when_asked()
     try:
         _watch_steps()
         _run_target(plan)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import tempfile
 
 import pytest
 
 from phalanx.launch.stacks import Frame, Stack, collective, groups, last_stack, stragglers
+from tests.launch.launching import Launcher
 
 C10D = "/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -71,3 +73,35 @@ def test_stragglers_are_the_ranks_that_are_not_where_the_others_wait(
     stacks: dict[int, Stack | None], expected: list[int]
 ) -> None:
     assert stragglers(stacks) == expected
+
+
+@pytest.mark.parametrize("how", ["--show=all", "--no-preload"])
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("sleep", "rank 1: at work, not in a collective <- "), ("other", "rank 1: in all_gather <- ")],
+)
+def test_a_hang_ends_the_job_and_names_the_straggler(
+    launcher: Launcher, how: str, what: str, said: str
+) -> None:
+    script = launcher.script(
+        """
+        import sys, time, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        if dist.get_rank() == 1 and sys.argv[1] == "sleep":
+            time.sleep(1000)
+        if dist.get_rank() == 1:
+            dist.all_gather([x.clone() for _ in range(3)], x)
+        dist.all_reduce(x)
+        time.sleep(1000)
+        """
+    )
+    ended = launcher.run(how, "--hang-timeout-s", 4, script, what, ranks=3, timeout_s=120)
+    assert ended.returncode == 1, ended.stderr
+    assert "Hang: no progress for 4 s; the others wait for rank 1" in ended.stderr
+    assert said in ended.stderr
+    content = json.loads((launcher.logs / "hang.json").read_text())
+    assert content["stragglers"] == [1]
+    assert sorted(group["ranks"] for group in content["groups"]) == [[0, 2], [1]]
+    assert not launcher.left()
